@@ -1,0 +1,48 @@
+# The commands of the project. `make train` and `make test` work from an empty checkout.
+PYTHON ?=
+PRESET ?= release
+RANKS ?= 4
+CONFIG ?= configs/small.toml
+ARGS ?=
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup build train test sanitize bench-comm bench-cpu format clean
+help:
+	@echo 'make train       train a small Llama on real text over $(RANKS) ranks   (TEXT=path, RANKS=n, ARGS="--train.steps 100")'
+	@echo 'make test        build and run every test'
+	@echo 'make sanitize    the unit and thread-rank tests under ASan+UBSan and TSan'
+	@echo 'make bench-comm  gather and reduce over 4 processes, beside gloo'
+	@echo 'make bench-cpu   the small Llama over 4 processes, beside FSDP2'
+	@echo 'make build       PRESET=release|dev|asan|tsan        make format   clang-format in place'
+	@echo 'PYTHON=path      an interpreter that already has torch 2.11'
+
+setup:
+	@PYTHON='$(PYTHON)' tools/setup.sh
+
+build: setup
+	@tools/build.sh $(PRESET)
+
+train: setup
+	@tools/build.sh $(PRESET) fsdpp-cli
+	@tools/train.sh $(PRESET) $(RANKS) $(CONFIG) '$(TEXT)' $(ARGS)
+
+test: setup
+	@tools/build.sh $(PRESET)
+	@.venv/bin/python tools/test.py --preset $(PRESET) $(ARGS)
+
+sanitize: setup
+	@.venv/bin/python tools/sanitize.py
+
+bench-comm: setup
+	@tools/build.sh $(PRESET) bench_comm
+	@.venv/bin/python benchmarks/bench_comm.py --preset $(PRESET) $(ARGS)
+
+bench-cpu: setup
+	@tools/build.sh $(PRESET) fsdpp-cli
+	@.venv/bin/python benchmarks/bench_cpu.py --preset $(PRESET) $(ARGS)
+
+format: setup
+	@. build/tools.env && git ls-files -co --exclude-standard '*.h' '*.cpp' '*.cu' | xargs $$CLANG_FORMAT -i
+
+clean:
+	rm -rf build

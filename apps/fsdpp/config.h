@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace fsdpp::app {
+
+struct ModelConfig {
+  int64_t dim = 128;
+  int64_t layers = 4;
+  int64_t heads = 4;
+  int64_t kv_heads = 4;
+  int64_t ffn = 384;
+  int64_t sequence = 128;
+  bool tied = true;
+  double rope_theta = 10000;
+  double norm_eps = 1e-5;
+};
+
+struct TrainConfig {
+  int64_t steps = 200;
+  int64_t batch = 32;  // sequences per optimizer step, all ranks together
+  int64_t microbatches = 1;
+  double learning_rate = 3e-3;
+  int64_t warmup_steps = 20;
+  double min_lr_ratio = 0.1;
+  double weight_decay = 0.1;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double clip_norm = 1.0;
+  int64_t seed = 1;
+  int64_t log_every = 10;
+  int64_t eval_every = 100;
+  int64_t eval_batches = 8;
+};
+
+struct DataConfig {
+  std::string text;
+  std::string cache = "build/data/tokens";
+  double validation_fraction = 0.01;
+};
+
+struct ShardingConfig {
+  std::string strategy = "optim_grads_params";
+  bool fused = true;
+  double timeout_s = 60;
+};
+
+struct SampleConfig {
+  int64_t bytes = 300;
+  double temperature = 0.8;
+  std::string prompt = "\n";
+  int64_t seed = 1;
+};
+
+struct OutputConfig {
+  std::string metrics;
+  std::string results = "build/results/train.json";
+};
+
+/// Everything `fsdpp train` can be told. What each value means and may be: config_table.cpp.
+struct Config {
+  ModelConfig model;
+  TrainConfig train;
+  DataConfig data;
+  ShardingConfig sharding;
+  SampleConfig sample;
+  OutputConfig output;
+};
+
+/// Key and text of one value given on the command line.
+using Override = std::pair<std::string, std::string>;
+
+/// Defaults, then the TOML file at `path` (none when empty), then `overrides` in their order; each value
+/// checked by itself. Throws UsageError with one line that names file and line, key, value, what was expected
+/// and the remedy.
+[[nodiscard]] Config load_config(const std::string& path, const std::vector<Override>& overrides);
+
+/// Checks the values against each other, against the number of ranks and against the file system.
+/// Throws UsageError with one line that names keys, values and the remedy.
+void check_config(const Config& config, int ranks);
+
+/// Checks that the text of `train_tokens` and `validation_tokens` is long enough. Throws UsageError as above.
+void check_text(const Config& config, int64_t train_tokens, int64_t validation_tokens);
+
+}  // namespace fsdpp::app

@@ -1,0 +1,89 @@
+// What single values cannot say: how they fit each other, the ranks and the text.
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include "apps/fsdpp/config.h"
+#include "fsdpp/base/error.h"
+
+namespace fsdpp::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+void check_model(const ModelConfig& m) {
+  require(m.dim % m.heads == 0, "model.heads = ", m.heads, " does not divide model.dim = ", m.dim,
+          ": expected a divisor of model.dim; set model.heads or model.dim, for example model.dim = ",
+          (m.dim / m.heads + 1) * m.heads);
+  require(m.heads % m.kv_heads == 0, "model.kv_heads = ", m.kv_heads,
+          " does not divide model.heads = ", m.heads,
+          ": expected a divisor of model.heads; set model.kv_heads, for example to ", m.heads);
+  require(m.dim / m.heads % 2 == 0, "model.dim = ", m.dim, " and model.heads = ", m.heads,
+          " make heads of odd size ", m.dim / m.heads,
+          ": expected an even size, since rotary positions turn pairs; set model.dim, for example to ",
+          (m.dim / m.heads + 1) * m.heads);
+}
+
+void check_train(const TrainConfig& t, int ranks) {
+  const int64_t parts = ranks * t.microbatches;
+  require(t.batch % parts == 0, "train.batch = ", t.batch,
+          " is not divisible by ranks * train.microbatches = ", ranks, " * ", t.microbatches, " = ", parts,
+          ": expected a multiple; set train.batch, for example to ", (t.batch / parts + 1) * parts);
+  require(t.warmup_steps <= t.steps, "train.warmup_steps = ", t.warmup_steps,
+          " is more than train.steps = ", t.steps,
+          ": expected at most as many; set train.warmup_steps, for example to ", t.steps / 10);
+}
+
+void check_paths(const DataConfig& d) {
+  require(!d.text.empty(),
+          "data.text is not set: expected a text file, .gz or .dz file, or a folder of such; ",
+          "give --data.text PATH");
+  std::error_code error;
+  const auto status = fs::status(d.text, error);
+  const bool there = fs::is_regular_file(status) || fs::is_directory(status);
+  require(there && access(d.text.c_str(), R_OK) == 0, "data.text = \"", d.text,
+          "\": ", error ? error.message() : (there ? std::strerror(errno) : "is no file or folder"),
+          "; expected a readable text file, .gz or .dz file, or a folder of such: correct data.text");
+  require(!d.cache.empty(),
+          "data.cache = \"\": expected a folder for token files; leave it out for the default");
+}
+
+/// An output that could not be written at the end would be noticed too late.
+void check_output(const char* key, const std::string& path) {
+  if (path.empty()) return;
+  std::error_code error;
+  fs::path folder = fs::path(path).parent_path();
+  if (folder.empty()) folder = ".";
+  fs::create_directories(folder, error);
+  if (fs::is_directory(path)) error = std::make_error_code(std::errc::is_a_directory);
+  if (!error && access(folder.c_str(), W_OK | X_OK) != 0)
+    error = std::error_code(errno, std::generic_category());
+  require(!error, key, " = \"", path, "\": ", error.message(),
+          "; expected a file in a writable folder: correct ", key);
+}
+
+}  // namespace
+
+void check_config(const Config& config, int ranks) {
+  check_model(config.model);
+  check_train(config.train, ranks);
+  check_paths(config.data);
+  check_output("output.metrics", config.output.metrics);
+  check_output("output.results", config.output.results);
+}
+
+void check_text(const Config& config, int64_t train_tokens, int64_t validation_tokens) {
+  const int64_t needed = config.model.sequence + 1;  // a target for each input
+  require(train_tokens >= needed, "model.sequence = ", config.model.sequence,
+          " is longer than the text: data.text = \"", config.data.text, "\" has ", train_tokens,
+          " tokens for training, ", needed, " are needed; shorten model.sequence or give more text");
+  require(validation_tokens >= needed, "model.sequence = ", config.model.sequence,
+          " is longer than the validation text: data.validation_fraction = ", config.data.validation_fraction,
+          " of data.text = \"", config.data.text, "\" is ", validation_tokens, " tokens, ", needed,
+          " are needed; raise data.validation_fraction, shorten model.sequence or give more text");
+}
+
+}  // namespace fsdpp::app

@@ -1,0 +1,103 @@
+#include "apps/fsdpp/report.h"
+
+#include "fsdpp/base/bytes.h"
+#include "fsdpp/base/error.h"
+#include "fsdpp/comm/peer_group.h"
+#include "fsdpp/observe/table.h"
+
+namespace fsdpp::app {
+namespace {
+
+using observe::Table;
+using observe::with_commas;
+
+constexpr int64_t kFp32Bytes = 4;
+constexpr int64_t kAdamStates = 2;  // first and second moment, fp32 each
+
+int64_t parameters_of(const runtime::ShardedModel& sharded) {
+  int64_t count = 0;
+  for (const auto& unit : sharded.units()) count += unit.parameters;
+  return count;
+}
+
+int64_t adam_bytes(const runtime::ShardedModel& sharded) {
+  int64_t elements = 0;
+  for (const at::Tensor& shard : sharded.shards()) elements += shard.numel();
+  return elements * kAdamStates * kFp32Bytes;
+}
+
+std::string percent(int64_t part, int64_t whole) {
+  return text(whole > 0 ? (1000 * part / whole + 5) / 10 : 0, " %");
+}
+
+std::string unit_table(const runtime::ShardedModel& sharded) {
+  Table table({"unit", "parameters", "bytes", "padding"});
+  runtime::UnitReport total{.name = "total"};
+  const auto add = [&](const runtime::UnitReport& unit) {
+    table.row({unit.name.empty() ? "(root)" : unit.name, with_commas(unit.parameters),
+               with_commas(unit.bytes), with_commas(unit.padding_bytes)});
+  };
+  for (const auto& unit : sharded.units()) {
+    add(unit);
+    total.parameters += unit.parameters;
+    total.bytes += unit.bytes;
+    total.padding_bytes += unit.padding_bytes;
+  }
+  table.rule();
+  add(total);
+  return table.str();
+}
+
+std::string purpose_table(const runtime::ShardedModel& sharded) {
+  Table table({"per rank", "bytes"});
+  for (const auto& [purpose, bytes] : sharded.memory().by_purpose()) table.row({purpose, human_bytes(bytes)});
+  table.row({"AdamW state", human_bytes(adam_bytes(sharded))});
+  return table.str();
+}
+
+}  // namespace
+
+std::string start_report(const Config& config, const runtime::ShardedModel& sharded,
+                         const data::Corpus& corpus) {
+  const int64_t parameters = parameters_of(sharded);
+  const auto split = corpus.split(config.data.validation_fraction);
+  const int64_t step_tokens = config.train.batch * config.model.sequence;
+  const comm::PeerGroup& group = sharded.group();
+  std::string out;
+  out +=
+      text("model   Llama, ", with_commas(parameters), " parameters, ", human_bytes(parameters * kFp32Bytes),
+           " in fp32: ", config.model.layers, " layers of width ", config.model.dim, "\n");
+  out += text("ranks   ", group.ranks(), " over ", group.describe(), ", strategy ", config.sharding.strategy,
+              config.sharding.fused ? ", fused weight gradients\n" : "\n");
+  out += text("text    ", config.data.text, ": ", with_commas(static_cast<long long>(split.train.size())),
+              " tokens to learn, ", with_commas(static_cast<long long>(split.validation.size())),
+              " for validation\n");
+  out += text("steps   ", with_commas(config.train.steps), " of ", config.train.batch, " sequences of ",
+              config.model.sequence, " tokens: ", with_commas(step_tokens), " tokens per step, ",
+              with_commas(step_tokens * config.train.steps), " in all\n\n");
+  out += unit_table(sharded) + "\n";
+  out += "memory plan, " + sharded.memory_plan() + "\n";
+  return out + purpose_table(sharded);
+}
+
+Held held(const runtime::ShardedModel& sharded) {
+  return {.per_rank = sharded.memory().peak() + adam_bytes(sharded),
+          .one_alone = parameters_of(sharded) * kFp32Bytes * (2 + kAdamStates)};
+}
+
+std::string memory_report(const runtime::ShardedModel& sharded,
+                          const std::vector<observe::Resident>& residents) {
+  const Held bytes = held(sharded);
+  std::string out = text("memory  ", human_bytes(bytes.per_rank),
+                         " per rank at most for weights, gradients and AdamW; ", "one rank alone would hold ",
+                         human_bytes(bytes.one_alone), " (", percent(bytes.per_rank, bytes.one_alone), ")\n");
+  out += purpose_table(sharded) + "\n";
+  Table table({"process", "resident", "at most", "its share"});
+  for (size_t rank = 0; rank < residents.size(); ++rank) {
+    const auto& r = residents[rank];
+    table.row({text("rank ", rank), human_bytes(r.now), human_bytes(r.peak), human_bytes(r.proportional)});
+  }
+  return out + table.str();
+}
+
+}  // namespace fsdpp::app

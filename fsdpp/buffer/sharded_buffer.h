@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fsdpp/device/device.h"
+#include "fsdpp/layout/placement.h"
+#include "fsdpp/layout/shard_layout.h"
+
+namespace fsdpp::buffer {
+
+/// Values of a list of parameters, spread over the ranks of one group as `placement` says.
+///
+/// Built from a layout object, never by re-deriving one from shapes. Borrows its memory: every rank's part is
+/// addressable here. Moving bytes is this folder's work; who may touch them when is the runtime's.
+class ShardedBuffer {
+ public:
+  /// `parts[r]`: first byte of rank r's part: the whole (full_numel() elements) under replicate and partial, its
+  /// shard (shard_numel()) under shard. Throws UsageError unless there is one part per rank of the layout.
+  ShardedBuffer(std::string name, std::shared_ptr<const layout::ShardLayout> layout, layout::Placement placement,
+                int rank, int64_t element_bytes, std::vector<std::byte*> parts);
+
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] const layout::ShardLayout& layout() const noexcept { return *layout_; }
+  [[nodiscard]] layout::Placement placement() const noexcept { return placement_; }
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int ranks() const noexcept { return layout_->ranks(); }
+  [[nodiscard]] int64_t element_bytes() const noexcept { return element_bytes_; }
+  [[nodiscard]] std::byte* part(int rank) const { return parts_.at(static_cast<std::size_t>(rank)); }
+  [[nodiscard]] std::byte* local() const { return part(rank_); }
+  [[nodiscard]] int64_t shard_bytes() const noexcept { return layout_->shard_numel() * element_bytes_; }
+  [[nodiscard]] int64_t full_bytes() const noexcept { return layout_->full_numel() * element_bytes_; }
+
+ private:
+  std::string name_;
+  std::shared_ptr<const layout::ShardLayout> layout_;
+  layout::Placement placement_;
+  int rank_;
+  int64_t element_bytes_;
+  std::vector<std::byte*> parts_;
+};
+
+/// Where one segment of this rank's shard goes in a reduce.
+struct ReduceTarget {
+  layout::Segment segment;
+  float* out;  // segment.count elements
+  bool add;    // to what is there; else overwrite
+};
+
+/// Shard -> replicate: copies every rank's shard to its place in `full` (full_bytes() bytes), on `lane`.
+/// Peers' shards must be valid and stay so until the lane has passed. Throws UsageError under another placement.
+void gather(device::Device& device, device::LaneKind lane, const ShardedBuffer& source, std::byte* full);
+
+/// Partial -> shard, fp32: each target gets scale * (the sum over `contributors`, in rank order), on `lane`.
+/// Ranks outside `contributors` hold no values and are not read; without any, targets get zeros (or stay, with add).
+/// A target may be the same memory as this rank's own part of the segment. Padding is never read.
+/// Throws UsageError under another placement or element size.
+void reduce(device::Device& device, device::LaneKind lane, const ShardedBuffer& source,
+            std::span<const ReduceTarget> targets, std::span<const int> contributors, float scale);
+
+/// Replicate -> shard: copies this rank's shard out of its whole to `shard` (shard_bytes() bytes), on `lane`.
+/// Throws UsageError under another placement.
+void slice(device::Device& device, device::LaneKind lane, const ShardedBuffer& source, std::byte* shard);
+
+}  // namespace fsdpp::buffer

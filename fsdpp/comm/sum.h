@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace fsdpp::comm {
+
+/// out[i] = (add_to_out ? out[i] : 0) + scale * (((s0[i] + s1[i]) + s2[i]) + ...) for 0 <= i < count, in fp32
+/// with a rounding after each operation: the same sources in the same order give the same bits everywhere.
+/// Without sources the sum is 0. `out` must not overlap a source. When not adding, what `out` held is not
+/// read.
+void sum_in_rank_order(float* out, std::span<const float* const> sources, int64_t count, float scale,
+                       bool add_to_out);
+
+}  // namespace fsdpp::comm

@@ -1,0 +1,91 @@
+#include "fsdpp/device/device.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "fsdpp/device/sanitizer.h"
+
+namespace fsdpp::device {
+
+void Device::observe(Observer* observer) { observers_.push_back(observer); }
+
+void Device::unobserve(Observer* observer) { std::erase(observers_, observer); }
+
+void Device::issue(Operation operation, Work work) {
+  operation.position = ++issued_[static_cast<std::size_t>(operation.lane)];
+  if (operation.kind == OperationKind::record) operation.event.position = operation.position;
+  for (Observer* observer : observers_) observer->on_operation(operation);
+  submit(operation, std::move(work));
+}
+
+Event Device::record(LaneKind lane) {
+  Operation operation{.kind = OperationKind::record, .lane = lane};
+  operation.event = {lane, 0};
+  issue(std::move(operation), nullptr);
+  return {lane, issued_[static_cast<std::size_t>(lane)]};
+}
+
+void Device::wait(LaneKind lane, const Event& event) {
+  if (event.position == 0) return;
+  Operation operation{.kind = OperationKind::wait, .lane = lane};
+  operation.event = event;
+  issue(std::move(operation), nullptr);
+}
+
+void Device::copy(LaneKind lane, std::string name, void* target, const void* source, std::size_t bytes) {
+  if (bytes == 0) return;
+  Operation operation{.kind = OperationKind::copy, .lane = lane, .name = std::move(name)};
+  operation.reads = {{source, bytes}};
+  operation.writes = {{target, bytes}};
+  issue(std::move(operation), [=] { std::memcpy(target, source, bytes); });
+}
+
+void Device::fill(LaneKind lane, std::string name, void* target, int value, std::size_t bytes) {
+  if (bytes == 0) return;
+  Operation operation{.kind = OperationKind::fill, .lane = lane, .name = std::move(name)};
+  operation.writes = {{target, bytes}};
+  issue(std::move(operation), [=] { std::memset(target, value, bytes); });
+}
+
+void Device::run(LaneKind lane, std::string name, Access access, Work work) {
+  Operation operation{.kind = OperationKind::run, .lane = lane, .name = std::move(name)};
+  operation.reads = std::move(access.reads);
+  operation.writes = std::move(access.writes);
+  issue(std::move(operation), std::move(work));
+}
+
+void Device::signal(LaneKind lane, std::string name, int channel, uint32_t sequence, Work work) {
+  Operation operation{.kind = OperationKind::signal, .lane = lane, .name = std::move(name)};
+  operation.channel = channel;
+  operation.sequence = sequence;
+  issue(std::move(operation), std::move(work));
+}
+
+void Device::wait_signal(LaneKind lane, std::string name, int peer, int channel, uint32_t sequence, Work work) {
+  Operation operation{.kind = OperationKind::wait_signal, .lane = lane, .name = std::move(name)};
+  operation.peer = peer;
+  operation.channel = channel;
+  operation.sequence = sequence;
+  issue(std::move(operation), std::move(work));
+}
+
+void Device::acquire(LaneKind lane, std::string name, ByteRange range) {
+  if (range.size == 0) return;
+  Operation operation{.kind = OperationKind::acquire, .lane = lane, .name = std::move(name)};
+  operation.writes = {range};
+  issue(std::move(operation), [range] { unpoison(range.begin, range.size); });
+}
+
+void Device::release(LaneKind lane, std::string name, ByteRange range) {
+  if (range.size == 0) return;
+  Operation operation{.kind = OperationKind::release, .lane = lane, .name = std::move(name)};
+  operation.writes = {range};
+  issue(std::move(operation), [range] { poison(range.begin, range.size); });
+}
+
+void Device::announce(LaneKind lane, std::string name, Access access) {
+  run(lane, std::move(name), std::move(access), nullptr);
+}
+
+}  // namespace fsdpp::device

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "fsdpp/device/operation.h"
+
+namespace fsdpp::device {
+
+/// What an operation reads and writes.
+struct Access {
+  std::vector<ByteRange> reads;
+  std::vector<ByteRange> writes;
+};
+
+/// The lanes of one rank. All asynchronous work of the runtime passes through these verbs, so all of it can be
+/// traced and checked. One object per rank, used by the rank's thread.
+///
+/// A backend implements submit() alone. Every verb announces its operation to the observers first.
+class Device {
+ public:
+  using Work = std::function<void()>;
+
+  virtual ~Device() = default;
+  Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  /// `observer` sees every operation from now on and must outlive the device or be removed by unobserve().
+  void observe(Observer* observer);
+  void unobserve(Observer* observer);
+
+  /// Marks the point that `lane` has reached.
+  Event record(LaneKind lane);
+  /// Later operations of `lane` run after `event`.
+  void wait(LaneKind lane, const Event& event);
+  /// Copies `bytes` from `source` to `target` on `lane`. The two must not overlap.
+  void copy(LaneKind lane, std::string name, void* target, const void* source, std::size_t bytes);
+  /// Sets `bytes` at `target` to `value` on `lane`.
+  void fill(LaneKind lane, std::string name, void* target, int value, std::size_t bytes);
+  /// Runs `work`, which touches what `access` says, on `lane`.
+  void run(LaneKind lane, std::string name, Access access, Work work);
+  /// Raises counter `channel` to `sequence` (by `work`) after the earlier operations of `lane`.
+  void signal(LaneKind lane, std::string name, int channel, uint32_t sequence, Work work);
+  /// Later operations of `lane` run after `peer` raised `channel` to `sequence` (`work` waits for it).
+  void wait_signal(LaneKind lane, std::string name, int peer, int channel, uint32_t sequence, Work work);
+  /// Memory at `range` begins or ends a life, in the order of `lane`. In ASan builds it is poisoned in between.
+  void acquire(LaneKind lane, std::string name, ByteRange range);
+  void release(LaneKind lane, std::string name, ByteRange range);
+  /// Names an access by work that runs elsewhere in the order of `lane` (a GEMM inside libtorch).
+  void announce(LaneKind lane, std::string name, Access access);
+
+ protected:
+  /// Runs `work` in the order of operation.lane, now or later.
+  virtual void submit(const Operation& operation, Work work) = 0;
+
+ private:
+  void issue(Operation operation, Work work);
+
+  std::vector<Observer*> observers_;
+  std::array<uint64_t, 3> issued_{};  // operations per lane
+};
+
+}  // namespace fsdpp::device

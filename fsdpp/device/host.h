@@ -1,0 +1,13 @@
+#pragma once
+
+#include "fsdpp/device/device.h"
+
+namespace fsdpp::device {
+
+/// Runs every operation at once, in the calling thread: all lanes are one.
+class HostDevice final : public Device {
+ protected:
+  void submit(const Operation& operation, Work work) override;
+};
+
+}  // namespace fsdpp::device

@@ -1,0 +1,13 @@
+#pragma once
+
+// All of the library's face: what a training program needs.
+#include "fsdpp/comm/connect.h"
+#include "fsdpp/nn/embedding.h"
+#include "fsdpp/nn/linear.h"
+#include "fsdpp/nn/llama.h"
+#include "fsdpp/nn/rms_norm.h"
+#include "fsdpp/optim/adamw.h"
+#include "fsdpp/optim/clip.h"
+#include "fsdpp/optim/schedule.h"
+#include "fsdpp/runtime/call.h"
+#include "fsdpp/runtime/fully_shard.h"

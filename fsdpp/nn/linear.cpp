@@ -1,0 +1,133 @@
+#include "fsdpp/nn/linear.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+
+#include <optional>
+
+#include "fsdpp/nn/sink_capsule.h"
+
+namespace fsdpp::nn {
+namespace {
+
+using runtime::GradSink;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The dtype autocast would give a matrix product of CPU tensors, if it is on.
+std::optional<at::ScalarType> autocast_dtype() {
+  if (!at::autocast::is_autocast_enabled(at::kCPU)) return std::nullopt;
+  return at::autocast::get_autocast_dtype(at::kCPU);
+}
+
+// weight gradient [out, in] = grad^T [out, n] * input [n, in], fp32, by one GEMM whose output is the sink.
+void write_product(const GradSink& sink, const at::Tensor& grad, const at::Tensor& input) {
+  const at::Tensor left = grad.to(at::kFloat).t();
+  const at::Tensor right = input.to(at::kFloat);
+  at::Tensor view = sink.view;
+  if (sink.mode == GradSink::Mode::overwrite) {
+    at::mm_out(view, left, right);
+  } else {
+    view.addmm_(left, right);
+  }
+}
+
+void write_row_sum(const GradSink& sink, const at::Tensor& grad) {
+  at::Tensor view = sink.view;
+  if (sink.mode == GradSink::Mode::overwrite) {
+    at::sum_out(view, grad, at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat);
+  } else {
+    view.add_(at::sum(grad, at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat));
+  }
+}
+
+class FusedLinear : public torch::autograd::Function<FusedLinear> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias) {
+    keep_owner(*context, "weight", weight);
+    if (bias) keep_owner(*context, "bias", *bias);
+    const auto dtype = autocast_dtype();
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
+    const at::Tensor used = dtype ? input.to(*dtype) : input;
+    context->save_for_backward({used, weight});
+    context->saved_data["input_dtype"] = input.scalar_type();
+    context->saved_data["biased"] = bias.has_value();
+    if (!dtype) return at::linear(used, weight, bias);
+    return at::linear(used, weight.to(*dtype), bias ? std::optional(bias->to(*dtype)) : std::nullopt);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    if (!gradients[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
+    runtime::SinkOwner* owner = kept_owner(*context, "weight");
+    if (owner != nullptr) owner->ensure_resident();
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& input = saved[0];
+    const at::Tensor& weight = saved[1];
+    const at::Tensor grad = gradients[0].to(input.scalar_type());
+    variable_list result(3);
+    if (context->needs_input_grad(0)) {
+      result[0] = at::matmul(grad, weight.to(grad.scalar_type()))
+                      .to(static_cast<at::ScalarType>(context->saved_data["input_dtype"].toInt()));
+    }
+    const at::Tensor rows = grad.reshape({-1, grad.size(-1)});
+    if (context->needs_input_grad(1)) result[1] = weight_gradient(owner, rows, input, weight);
+    if (context->saved_data["biased"].toBool() && context->needs_input_grad(2)) {
+      result[2] = bias_gradient(kept_owner(*context, "bias"), rows, weight.scalar_type());
+    }
+    return result;
+  }
+
+ private:
+  static at::Tensor weight_gradient(runtime::SinkOwner* owner, const at::Tensor& rows, const at::Tensor& input,
+                                    const at::Tensor& weight) {
+    const at::Tensor flat = input.reshape({-1, input.size(-1)});
+    if (owner != nullptr) {
+      if (const auto sink = owner->open()) {
+        write_product(*sink, rows, flat);
+        owner->report();
+        return {};
+      }
+    }
+    return at::mm(rows.t(), flat).to(weight.scalar_type());
+  }
+
+  static at::Tensor bias_gradient(runtime::SinkOwner* owner, const at::Tensor& rows, at::ScalarType dtype) {
+    if (owner != nullptr) {
+      if (const auto sink = owner->open()) {
+        write_row_sum(*sink, rows);
+        owner->report();
+        return {};
+      }
+    }
+    return at::sum(rows, at::IntArrayRef{0}).to(dtype);
+  }
+};
+
+}  // namespace
+
+at::Tensor fused_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
+  const std::optional<at::Tensor> given = bias.defined() ? std::optional(bias) : std::nullopt;
+  if (at::GradMode::is_enabled() && runtime::sink_of(weight) != nullptr) {
+    return FusedLinear::apply(input, weight, given);
+  }
+  return at::linear(input, weight, given);
+}
+
+Linear::Linear(const LinearOptions& options, double deviation, at::Generator& generator)
+    : weight(register_parameter("weight", normal({options.out, options.in}, deviation, generator))) {
+  if (options.bias) bias = register_parameter("bias", at::zeros({options.out}));
+}
+
+at::Tensor normal(at::IntArrayRef sizes, double deviation, at::Generator& generator) {
+  const at::NoGradGuard no_grad;
+  return at::empty(sizes, at::kFloat).normal_(0, deviation, generator);
+}
+
+}  // namespace fsdpp::nn

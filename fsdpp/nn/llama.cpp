@@ -1,0 +1,134 @@
+#include "fsdpp/nn/llama.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/outer.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/silu.h>
+#include <c10/core/InferenceMode.h>
+
+#include <cmath>
+
+#include "fsdpp/base/error.h"
+#include "fsdpp/runtime/call.h"
+
+namespace fsdpp::nn {
+namespace {
+
+constexpr double kDeviation = 0.02;  // of GPT-2 (Radford et al. 2019)
+
+// Outputs onto the residual stream start smaller, by the number of additions to it.
+double residual_deviation(const LlamaConfig& config) {
+  return kDeviation / std::sqrt(2.0 * static_cast<double>(config.layers));
+}
+
+const LlamaConfig& checked(const LlamaConfig& config) {
+  require(config.heads > 0 && config.dim % config.heads == 0 && (config.dim / config.heads) % 2 == 0,
+          "Llama: heads = ", config.heads, " must divide dim = ", config.dim, " into even head sizes");
+  require(config.kv_heads > 0 && config.heads % config.kv_heads == 0, "Llama: kv_heads = ", config.kv_heads,
+          " must divide heads = ", config.heads);
+  return config;
+}
+
+// x * cos + rotate_half(x) * sin, x [b, heads, t, head_size].
+at::Tensor rotate(const at::Tensor& x, const Rotary& rotary) {
+  const int64_t half = x.size(-1) / 2;
+  const at::Tensor turned = at::cat({-x.narrow(-1, half, half), x.narrow(-1, 0, half)}, -1);
+  return x * rotary.cos + turned * rotary.sin;
+}
+
+}  // namespace
+
+Rotary rotary(int64_t length, int64_t head_size, double theta) {
+  const at::Tensor exponents = at::arange(0, head_size, 2, at::kDouble) / static_cast<double>(head_size);
+  const at::Tensor angles = at::outer(at::arange(length, at::kDouble), at::pow(theta, -exponents));
+  const at::Tensor both = at::cat({angles, angles}, -1);
+  return {both.cos().to(at::kFloat), both.sin().to(at::kFloat)};
+}
+
+Attention::Attention(const LlamaConfig& config, at::Generator& generator)
+    : heads_(config.heads), kv_heads_(config.kv_heads), head_size_(config.dim / config.heads) {
+  const auto make = [&](const char* name, int64_t in, int64_t out, double deviation) {
+    return register_module(name, std::make_shared<Linear>(LinearOptions{in, out}, deviation, generator));
+  };
+  query_ = make("query", config.dim, config.dim, kDeviation);
+  key_ = make("key", config.dim, kv_heads_ * head_size_, kDeviation);
+  value_ = make("value", config.dim, kv_heads_ * head_size_, kDeviation);
+  output_ = make("output", config.dim, config.dim, residual_deviation(config));
+}
+
+at::Tensor Attention::forward(const at::Tensor& input, const Rotary& rotary) const {
+  const int64_t batch = input.size(0);
+  const int64_t length = input.size(1);
+  const auto split = [&](const at::Tensor& x, int64_t heads) {
+    return x.view({batch, length, heads, head_size_}).transpose(1, 2);
+  };
+  const at::Tensor query = rotate(split(query_->forward(input), heads_), rotary);
+  const at::Tensor key = rotate(split(key_->forward(input), kv_heads_), rotary);
+  const at::Tensor value = split(value_->forward(input), kv_heads_);
+  const at::Tensor mixed =
+      at::scaled_dot_product_attention(query, key, value, /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true,
+                                       /*scale=*/{}, /*enable_gqa=*/kv_heads_ != heads_);
+  return output_->forward(mixed.transpose(1, 2).reshape({batch, length, heads_ * head_size_}));
+}
+
+FeedForward::FeedForward(const LlamaConfig& config, at::Generator& generator) {
+  gate_ = register_module("gate", std::make_shared<Linear>(LinearOptions{config.dim, config.ffn}, kDeviation, generator));
+  up_ = register_module("up", std::make_shared<Linear>(LinearOptions{config.dim, config.ffn}, kDeviation, generator));
+  down_ = register_module("down", std::make_shared<Linear>(LinearOptions{config.ffn, config.dim},
+                                                           residual_deviation(config), generator));
+}
+
+at::Tensor FeedForward::forward(const at::Tensor& input) const {
+  return down_->forward(at::silu(gate_->forward(input)) * up_->forward(input));
+}
+
+LlamaBlock::LlamaBlock(const LlamaConfig& config, at::Generator& generator) {
+  attention_norm_ = register_module("attention_norm", std::make_shared<RMSNorm>(config.dim, config.norm_eps));
+  attention_ = register_module("attention", std::make_shared<Attention>(config, generator));
+  ffn_norm_ = register_module("ffn_norm", std::make_shared<RMSNorm>(config.dim, config.norm_eps));
+  feed_forward_ = register_module("feed_forward", std::make_shared<FeedForward>(config, generator));
+}
+
+at::Tensor LlamaBlock::forward(const at::Tensor& input, const Rotary& rotary) const {
+  const at::Tensor middle = input + attention_->forward(attention_norm_->forward(input), rotary);
+  return middle + feed_forward_->forward(ffn_norm_->forward(middle));
+}
+
+Llama::Llama(const LlamaConfig& config, uint64_t seed) : config_(checked(config)) {
+  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  embedding_ = register_module(
+      "embedding", std::make_shared<Embedding>(config_.vocabulary, config_.dim, kDeviation, generator));
+  const auto layers = register_module("layers", std::make_shared<torch::nn::Module>("layers"));
+  for (int64_t layer = 0; layer < config_.layers; ++layer) {
+    blocks_.push_back(
+        layers->register_module(std::to_string(layer), std::make_shared<LlamaBlock>(config_, generator)));
+  }
+  norm_ = register_module("norm", std::make_shared<RMSNorm>(config_.dim, config_.norm_eps));
+  if (!config_.tied) {
+    head_ = register_module("head", std::make_shared<Linear>(LinearOptions{config_.dim, config_.vocabulary},
+                                                             kDeviation, generator));
+  }
+}
+
+at::Tensor Llama::forward(const at::Tensor& tokens, const at::Tensor& targets) {
+  const int64_t length = tokens.size(1);
+  if (!rotary_.cos.defined() || rotary_.cos.size(0) < length) {
+    const c10::InferenceMode normal(false);  // kept: must serve later passes of any kind
+    rotary_ = rotary(length, config_.dim / config_.heads, config_.rope_theta);
+  }
+  const Rotary angles = {rotary_.cos.narrow(0, 0, length), rotary_.sin.narrow(0, 0, length)};
+  at::Tensor x = embedding_->forward(tokens);
+  for (const auto& block : blocks_) x = call(*block, x, angles);
+  x = norm_->forward(x);
+  const at::Tensor logits = fused_linear(x, head_ ? head_->weight : embedding_->weight);
+  if (!targets.defined()) return logits;
+  return at::cross_entropy_loss(logits.view({-1, config_.vocabulary}), targets.reshape({-1}));
+}
+
+std::vector<std::shared_ptr<torch::nn::Module>> Llama::units() const { return {blocks_.begin(), blocks_.end()}; }
+
+}  // namespace fsdpp::nn

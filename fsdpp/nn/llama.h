@@ -1,0 +1,94 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "fsdpp/nn/embedding.h"
+#include "fsdpp/nn/linear.h"
+#include "fsdpp/nn/rms_norm.h"
+
+namespace fsdpp::nn {
+
+struct LlamaConfig {
+  int64_t vocabulary = 257;
+  int64_t dim = 256;       // width of the residual stream
+  int64_t layers = 4;
+  int64_t heads = 8;       // query heads, dividing dim into even head sizes
+  int64_t kv_heads = 4;    // key and value heads, dividing heads
+  int64_t ffn = 704;       // width of the feed-forward part
+  bool tied = false;       // the head is the embedding table
+  double rope_theta = 10000;
+  double norm_eps = 1e-5;
+};
+
+/// Rotary angles of positions 0 .. length-1 as {cos, sin}, each [length, head_size] with the two halves equal
+/// (Su et al. 2021, in the layout of the published Llama checkpoints).
+struct Rotary {
+  at::Tensor cos;
+  at::Tensor sin;
+};
+[[nodiscard]] Rotary rotary(int64_t length, int64_t head_size, double theta);
+
+/// Causal self-attention with grouped queries (Ainslie et al. 2023): [b, t, dim] -> [b, t, dim].
+class Attention : public torch::nn::Module {
+ public:
+  Attention(const LlamaConfig& config, at::Generator& generator);
+  [[nodiscard]] at::Tensor forward(const at::Tensor& input, const Rotary& rotary) const;
+
+ private:
+  int64_t heads_, kv_heads_, head_size_;
+  std::shared_ptr<Linear> query_, key_, value_, output_;
+};
+
+/// SwiGLU (Shazeer 2020): down(silu(gate(x)) * up(x)), [..., dim] -> [..., dim].
+class FeedForward : public torch::nn::Module {
+ public:
+  FeedForward(const LlamaConfig& config, at::Generator& generator);
+  [[nodiscard]] at::Tensor forward(const at::Tensor& input) const;
+
+ private:
+  std::shared_ptr<Linear> gate_, up_, down_;
+};
+
+/// One layer: x + attention(norm(x)), then x + feed_forward(norm(x)).
+class LlamaBlock : public torch::nn::Module {
+ public:
+  LlamaBlock(const LlamaConfig& config, at::Generator& generator);
+  [[nodiscard]] at::Tensor forward(const at::Tensor& input, const Rotary& rotary) const;
+
+ private:
+  std::shared_ptr<RMSNorm> attention_norm_, ffn_norm_;
+  std::shared_ptr<Attention> attention_;
+  std::shared_ptr<FeedForward> feed_forward_;
+};
+
+/// A decoder-only language model of the Llama family (Touvron et al. 2023), fp32.
+class Llama : public torch::nn::Module {
+ public:
+  /// The same weights on every rank for the same `seed`. Throws UsageError, naming the value, unless heads divide
+  /// dim into even sizes and kv_heads divide heads.
+  Llama(const LlamaConfig& config, uint64_t seed);
+
+  /// tokens [b, t] int64. With targets [b, t] int64: the mean cross-entropy in nats, a scalar. Without (undefined):
+  /// logits [b, t, vocabulary].
+  [[nodiscard]] at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets);
+
+  /// The blocks, in order: the units to shard by.
+  [[nodiscard]] std::vector<std::shared_ptr<torch::nn::Module>> units() const;
+  [[nodiscard]] const LlamaConfig& config() const noexcept { return config_; }
+
+ private:
+  LlamaConfig config_;
+  std::shared_ptr<Embedding> embedding_;
+  std::vector<std::shared_ptr<LlamaBlock>> blocks_;
+  std::shared_ptr<RMSNorm> norm_;
+  std::shared_ptr<Linear> head_;  // null when tied
+  Rotary rotary_;                 // of the longest sequence so far
+};
+
+}  // namespace fsdpp::nn

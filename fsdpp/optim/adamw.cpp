@@ -1,0 +1,69 @@
+#include "fsdpp/optim/adamw.h"
+
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/InferenceMode.h>
+
+#include <utility>
+
+#include "fsdpp/base/error.h"
+
+namespace fsdpp::optim {
+namespace {
+
+void check(const AdamWOptions& options) {
+  require(options.beta1 >= 0 && options.beta1 < 1, "AdamW: beta1 = ", options.beta1, "; expected 0 <= beta1 < 1");
+  require(options.beta2 >= 0 && options.beta2 < 1, "AdamW: beta2 = ", options.beta2, "; expected 0 <= beta2 < 1");
+  require(options.eps >= 0, "AdamW: eps = ", options.eps, "; expected 0 or more");
+  require(options.weight_decay >= 0, "AdamW: weight_decay = ", options.weight_decay, "; expected 0 or more");
+}
+
+}  // namespace
+
+AdamW::AdamW(runtime::ShardedModel& model, const AdamWOptions& options) : AdamW(model.shards(), options) {
+  model_ = &model;
+  model.promise_to_tell();
+}
+
+AdamW::AdamW(std::vector<at::Tensor> parameters, const AdamWOptions& options)
+    : options_(options), parameters_(std::move(parameters)), states_(parameters_.size()) {
+  check(options_);
+}
+
+void AdamW::step(double learning_rate) {
+  require(learning_rate >= 0, "AdamW: learning rate ", learning_rate, "; expected 0 or more");
+  const c10::InferenceMode normal(false);
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> parameters, gradients, first, second, steps;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& parameter = parameters_[i];
+    if (!parameter.requires_grad() || !parameter.grad().defined()) continue;
+    State& state = states_[i];
+    if (!state.first.defined()) {
+      state = {at::zeros_like(parameter), at::zeros_like(parameter), at::zeros({}, at::kFloat)};
+    }
+    state.step.add_(1);
+    parameters.push_back(parameter);
+    gradients.push_back(parameter.grad());
+    first.push_back(state.first);
+    second.push_back(state.second);
+    steps.push_back(state.step);
+  }
+  if (!parameters.empty()) {
+    at::_fused_adamw_(parameters, gradients, first, second, /*max_exp_avg_sqs=*/{}, steps, learning_rate,
+                      options_.beta1, options_.beta2, options_.weight_decay, options_.eps, /*amsgrad=*/false,
+                      /*maximize=*/false);
+  }
+  if (model_ != nullptr) model_->weights_changed();
+}
+
+int64_t AdamW::state_bytes() const noexcept {
+  int64_t bytes = 0;
+  for (const State& state : states_) {
+    if (state.first.defined()) bytes += static_cast<int64_t>(state.first.nbytes() + state.second.nbytes());
+  }
+  return bytes;
+}
+
+}  // namespace fsdpp::optim

@@ -1,0 +1,269 @@
+#include "fsdpp/runtime/backward_pass.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "fsdpp/base/error.h"
+
+namespace fsdpp::runtime {
+namespace {
+
+using torch::autograd::variable_list;
+
+class BeforeAccumulation final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit BeforeAccumulation(std::weak_ptr<Parameter> parameter) : parameter_(std::move(parameter)) {}
+  variable_list operator()(const variable_list& gradients) override {
+    const auto parameter = parameter_.lock();
+    if (parameter && parameter->backward != nullptr) parameter->backward->before_accumulation(*parameter);
+    return gradients;
+  }
+
+ private:
+  std::weak_ptr<Parameter> parameter_;
+};
+
+class AfterAccumulation final : public torch::autograd::FunctionPostHook {
+ public:
+  explicit AfterAccumulation(std::weak_ptr<Parameter> parameter) : parameter_(std::move(parameter)) {}
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    const auto parameter = parameter_.lock();
+    if (parameter && parameter->backward != nullptr) parameter->backward->accumulated(*parameter);
+    return outputs;
+  }
+
+ private:
+  std::weak_ptr<Parameter> parameter_;
+};
+
+bool runs_in_graph_task(torch::autograd::Node* accumulator) {
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (nodes == nullptr || nodes->count(accumulator) == 0) return false;
+  const auto* info = torch::autograd::get_current_graph_task_exec_info();
+  if (info == nullptr || info->empty()) return true;  // plain backward(): everything in the graph runs
+  const auto found = info->find(accumulator);
+  return found != info->end() && found->second.needed_;
+}
+
+bool is_plain_backward() {
+  const auto* info = torch::autograd::get_current_graph_task_exec_info();
+  return info == nullptr || info->empty();
+}
+
+}  // namespace
+
+BackwardPass::BackwardPass(std::vector<std::vector<ParameterGroup*>> units, Reducer& reducer, Residency& residency,
+                           Order& order, device::Device& device, bool fused)
+    : units_(std::move(units)),
+      reducer_(&reducer),
+      residency_(residency),
+      order_(order),
+      device_(device),
+      fused_(fused),
+      remaining_(units_.size()),
+      complete_(units_.size()),
+      reached_(units_.size()) {
+  int groups = 0;
+  for (const auto& unit : units_) groups += static_cast<int>(unit.size());
+  group_reduced_.resize(static_cast<std::size_t>(groups));
+}
+
+void BackwardPass::watch() {
+  for (const auto& unit : units_) {
+    for (ParameterGroup* group : unit) {
+      for (const auto& parameter : group->parameters) {
+        parameter->backward = this;
+        if (!group->trainable) continue;
+        parameter->accumulator = torch::autograd::impl::grad_accumulator(parameter->full);
+        parameter->accumulator->add_pre_hook(std::make_unique<BeforeAccumulation>(parameter));
+        parameter->accumulator->add_post_hook(std::make_unique<AfterAccumulation>(parameter));
+        parameter->full.mutable_grad() = parameter->guard_grad;
+      }
+    }
+  }
+}
+
+void BackwardPass::close() noexcept {
+  closed_ = true;
+  for (const auto& unit : units_) {
+    for (ParameterGroup* group : unit) {
+      for (const auto& parameter : group->parameters) parameter->backward = nullptr;
+    }
+  }
+}
+
+bool BackwardPass::reducing() const noexcept {
+  return accumulates_ && (last_ || reducer_->reduces_every_backward());
+}
+
+void BackwardPass::begin_if_needed() {
+  if (active_) return;  // also inside a reentrant graph task: the outermost one ends the pass
+  FSDPP_INVARIANT(torch::autograd::get_current_graph_task_id() != -1, "a backward hook outside a backward");
+  active_ = true;
+  next_ = 0;
+  completed_.clear();
+  std::fill(complete_.begin(), complete_.end(), false);
+  std::fill(reached_.begin(), reached_.end(), false);
+  std::fill(group_reduced_.begin(), group_reduced_.end(), false);
+  order_.begin();
+  reducer_->begin();
+  expect_from_graph();
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+    if (const auto self = weak.lock(); self && !self->closed_) self->finish();
+  });
+}
+
+void BackwardPass::expect_from_graph() {
+  std::fill(remaining_.begin(), remaining_.end(), 0);
+  accumulates_ = is_plain_backward();
+  for (const auto& unit : units_) {
+    for (ParameterGroup* group : unit) {
+      if (!group->trainable) continue;
+      for (const auto& parameter : group->parameters) {
+        parameter->expected = runs_in_graph_task(parameter->accumulator.get());
+        parameter->seen = false;
+        if (!parameter->expected) continue;
+        ++remaining_[static_cast<std::size_t>(group->unit)];
+        accumulates_ = true;
+        parameter->full.mutable_grad().reset();  // the guard gives way to what autograd brings
+      }
+    }
+  }
+}
+
+void BackwardPass::reach(int unit) {
+  begin_if_needed();
+  const auto index = static_cast<std::size_t>(unit);
+  residency_.hold(unit, Hold::backward);
+  residency_.drop_all(unit, Hold::prefetch);
+  if (reached_[index]) return;
+  reached_[index] = true;
+  const int next = order_.arrive(unit);
+  if (next >= 0 && !residency_.resident(next)) residency_.hold(next, Hold::prefetch);
+}
+
+void BackwardPass::gather_on_demand(const Parameter& parameter) {
+  const int unit = parameter.group->unit;
+  if (residency_.resident(unit) || parameter.group->published == std::nullopt) return;
+  begin_if_needed();
+  ++on_demand_gathers_;
+  residency_.hold(unit, Hold::backward);
+}
+
+void BackwardPass::require_not_reduced(const Parameter& parameter) const {
+  require(!group_reduced_[static_cast<std::size_t>(parameter.group->id)], "parameter ", parameter.name,
+          " got a gradient after unit ", parameter.group->name,
+          " was reduced in the same backward; a nested backward (reentrant checkpoint) over weights that the outer "
+          "graph uses too is not supported: put the checkpoint around all of their uses");
+}
+
+std::optional<GradSink> BackwardPass::open(Parameter& parameter) {
+  begin_if_needed();
+  const bool hooked = !torch::autograd::impl::hooks(parameter.full).empty();
+  if (!fused_ || !parameter.group->trainable || hooked) return std::nullopt;
+  if (!runs_in_graph_task(parameter.accumulator.get())) return std::nullopt;
+  require_not_reduced(parameter);
+  GradSink sink = reducer_->open(parameter);
+  const ByteRange range{sink.view.const_data_ptr(), static_cast<std::size_t>(sink.view.nbytes())};
+  const bool add = sink.mode == GradSink::Mode::add;
+  device_.announce(device::LaneKind::compute, "wgrad " + parameter.name,
+                   {add ? std::vector<ByteRange>{range} : std::vector<ByteRange>{}, {range}});
+  return sink;
+}
+
+void BackwardPass::report(Parameter& parameter) { parameter.contributed = true; }
+
+void BackwardPass::before_accumulation(Parameter& parameter) {
+  begin_if_needed();
+  if (parameter.full.grad().is_same(parameter.guard_grad)) parameter.full.mutable_grad().reset();
+}
+
+void BackwardPass::accumulated(Parameter& parameter) {
+  begin_if_needed();
+  at::Tensor& brought = parameter.full.mutable_grad();
+  if (brought.defined()) {
+    const at::NoGradGuard no_grad;
+    require_not_reduced(parameter);
+    const at::Tensor gradient = brought.is_sparse() ? brought.to_dense() : brought;
+    const GradSink sink = reducer_->open(parameter);
+    const ByteRange range{sink.view.const_data_ptr(), static_cast<std::size_t>(sink.view.nbytes())};
+    device_.announce(device::LaneKind::compute, "grad " + parameter.name, {{range}, {range}});
+    if (sink.mode == GradSink::Mode::overwrite) {
+      sink.view.copy_(gradient);
+    } else {
+      sink.view.add_(gradient);
+    }
+    report(parameter);
+    brought.reset();
+  }
+  if (!parameter.expected || parameter.seen) return;
+  parameter.seen = true;
+  if (--remaining_[static_cast<std::size_t>(parameter.group->unit)] == 0) complete_unit(parameter.group->unit);
+}
+
+void BackwardPass::complete_unit(int unit) {
+  complete_[static_cast<std::size_t>(unit)] = true;
+  bool frozen = false;
+  for (ParameterGroup* group : units_[static_cast<std::size_t>(unit)]) {
+    frozen = frozen || !group->trainable;
+    if (group->trainable) completed_.push_back(group);
+  }
+  // Input gradients may still need frozen weights when the trainable ones are done: those stay to the end.
+  if (!frozen) {
+    order_.leave(unit);
+    residency_.drop_all(unit, Hold::backward);
+  }
+  reduce_in_turn();
+}
+
+void BackwardPass::reduce_in_turn() {
+  if (!reducing()) return;
+  while (next_ < reduce_order_.size() && complete_[static_cast<std::size_t>(reduce_order_[next_]->unit)]) {
+    ParameterGroup* group = reduce_order_[next_++];
+    reducer_->reduce(*group);
+    group_reduced_[static_cast<std::size_t>(group->id)] = true;
+  }
+}
+
+void BackwardPass::finish() {
+  if (!active_) return;
+  if (reducing()) {
+    while (next_ < reduce_order_.size()) reducer_->reduce(*reduce_order_[next_++]);
+    reducer_->finish();
+  }
+  for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {
+    if (residency_.holds(unit, Hold::backward) > 0) order_.leave(unit);
+    for (ParameterGroup* group : units_[static_cast<std::size_t>(unit)]) {
+      if (!group->trainable) continue;
+      for (const auto& parameter : group->parameters) parameter->full.mutable_grad() = parameter->guard_grad;
+    }
+  }
+  residency_.drop_all(Hold::backward);
+  residency_.drop_all(Hold::prefetch);
+  active_ = false;
+  if (accumulates_ && on_finished_) on_finished_();
+}
+
+void Parameter::ensure_resident() {
+  require(backward != nullptr, "the sharded model of parameter ", name, " no longer exists; keep it alive until its "
+          "last backward");
+  backward->gather_on_demand(*this);
+}
+
+std::optional<GradSink> Parameter::open() {
+  require(backward != nullptr, "the sharded model of parameter ", name, " no longer exists; keep it alive until its "
+          "last backward");
+  require(!at::GradMode::is_enabled(), "parameter ", name,
+          ": a fused weight gradient has no graph, but this backward was asked for one (create_graph); "
+          "use Options{.fused = false} for higher derivatives");
+  return backward->open(*this);
+}
+
+void Parameter::report() { backward->report(*this); }
+
+}  // namespace fsdpp::runtime

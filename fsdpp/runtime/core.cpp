@@ -1,0 +1,329 @@
+#include "fsdpp/runtime/core.h"
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "fsdpp/base/bytes.h"
+#include "fsdpp/base/error.h"
+#include "fsdpp/runtime/registry.h"
+
+namespace fsdpp::runtime {
+namespace {
+
+// The forward visits units as registered, the root around all; the backward visits them the other way round, the
+// root first (its output is the model's).
+std::vector<int> forward_structure(std::size_t units) {
+  std::vector<int> order(units);
+  std::iota(order.begin(), order.end(), 0);
+  return order;
+}
+
+std::vector<int> backward_structure(std::size_t units) {
+  std::vector<int> order = forward_structure(units);
+  if (!order.empty()) std::reverse(order.begin() + 1, order.end());
+  return order;
+}
+
+std::vector<std::vector<ParameterGroup*>> groups_by_unit(const std::vector<UnitState>& units, bool sharded) {
+  std::vector<std::vector<ParameterGroup*>> result;
+  for (const UnitState& unit : units) {
+    result.emplace_back();
+    for (const auto& group : unit.groups) {
+      if (sharded) result.back().push_back(group.get());
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+Core::Core(comm::PeerGroup& peer_group, std::shared_ptr<torch::nn::Module> root_module, std::vector<UnitState> unit_list,
+           Options given, std::unique_ptr<device::Device> lanes)
+    : group(peer_group),
+      root(std::move(root_module)),
+      units(std::move(unit_list)),
+      options(given),
+      ledger(std::make_shared<device::Ledger>()),
+      device(std::move(lanes)),
+      forward_order(structural_visits(forward_structure(units.size()))),
+      backward_order(structural_visits(backward_structure(units.size()))),
+      evaluation_order(structural_visits(forward_structure(units.size()))) {
+  const c10::InferenceMode normal(false);
+  const bool sharded = options.strategy != Strategy::no_shard;
+  std::vector<std::string> names;
+  for (UnitState& unit : units) {
+    for (const auto& unit_group : unit.groups) {
+      unit_group->id = static_cast<int>(groups.size());
+      groups.push_back(unit_group.get());
+      names.push_back(unit_group->name);
+      take_over(*unit_group, options.strategy, group.rank(), ledger);
+    }
+  }
+  peers = std::make_unique<Peers>(group, *device, names);
+  publisher = std::make_unique<Publisher>(*peers, groups, options.strategy, ledger);
+  std::vector<ParameterGroup*> trainable;
+  for (ParameterGroup* candidate : groups) {
+    if (candidate->trainable) trainable.push_back(candidate);
+  }
+  slots = std::make_unique<SlotMemory>(*peers, trainable, layout::ArenaPlan::build({}), ledger);
+  slots->replan(first_slot_plan());
+  const float scale = options.combine == Combine::mean ? 1.0F / static_cast<float>(group.ranks()) : 1.0F;
+  reducer = sharded ? make_shard_reducer(*peers, *slots, scale, ledger) : make_replica_reducer(*peers, *slots, scale);
+  residency = std::make_unique<Residency>(*peers, *publisher, groups_by_unit(units, sharded), weight_plan(), ledger);
+  backward = std::make_shared<BackwardPass>(groups_by_unit(units, true), *reducer, *residency, backward_order, *device,
+                                            options.fused);
+  backward->set_reduce_order([&] {
+    std::vector<ParameterGroup*> order;
+    for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
+      for (const auto& unit_group : unit->groups) {
+        if (unit_group->trainable) order.push_back(unit_group.get());
+      }
+    }
+    return order;
+  }());
+  backward->on_finished([this] {
+    window_open_ = true;
+    backward_seen_ = true;
+    orders_changed_ = backward_order.complete() || orders_changed_;
+    for (UnitState& unit : units) unit.passes.complete_backward();
+  });
+  backward->watch();
+  if (!sharded) broadcast_from_first();
+}
+
+Core::~Core() {
+  if (backward) backward->close();
+  for (const UnitState& unit : units) {
+    for (const auto& module : unit.modules) unregister_unit(*module);
+  }
+  for (const auto& parameter : parameters) {
+    unregister_parameter(*parameter);
+    parameter->full.mutable_grad().reset();
+  }
+  for (ParameterGroup* held : groups) {
+    if (options.strategy != Strategy::no_shard) held->detach();
+  }
+}
+
+std::vector<Sized> Core::unit_sizes() const {
+  std::vector<Sized> sizes;
+  for (const UnitState& unit : units) {
+    int64_t bytes = 0;
+    for (const auto& unit_group : unit.groups) bytes += round_up(unit_group->full_bytes(), kAlignment);
+    sizes.push_back({unit.name, options.strategy == Strategy::no_shard ? 0 : bytes});
+  }
+  return sizes;
+}
+
+std::vector<Sized> Core::slot_sizes() const {
+  std::vector<Sized> sizes;
+  for (int slot = 0; slot < slots->slots(); ++slot) {
+    sizes.push_back({slots->group(slot).name, slots->group(slot).slot_bytes()});
+  }
+  return sizes;
+}
+
+layout::ArenaPlan Core::weight_plan() const {
+  const std::vector<std::vector<Visit>> orders = {forward_order.expected(), backward_order.expected(),
+                                                  evaluation_order.expected()};
+  return plan_weights(unit_sizes(), orders);
+}
+
+// Before a backward was seen: units one after another from the last to the first, the root's slot open all along.
+// Under no_shard the slots are the gradients: all live at once.
+layout::ArenaPlan Core::first_slot_plan() const {
+  std::vector<SlotUse> uses;
+  for (int slot = slots->slots() - 1; slot >= 0; --slot) {
+    const bool all_along = options.strategy == Strategy::no_shard || slots->group(slot).unit == 0;
+    uses.push_back({slot, all_along ? 0 : static_cast<int>(uses.size())});
+  }
+  return plan_slots(slot_sizes(), uses);
+}
+
+// Rank 0's values everywhere: replicas that start apart stay apart.
+void Core::broadcast_from_first() {
+  for (ParameterGroup* held : groups) {
+    const auto bytes = held->main->bytes();
+    const auto memory = group.allocate(bytes, "first weights of " + held->name);
+    if (group.rank() == 0) device->copy(device::LaneKind::gather, "first " + held->name, memory->peer(0), held->main->data(), bytes);
+    group.barrier();
+    device->copy(device::LaneKind::gather, "first " + held->name, held->main->data(), memory->peer(0), bytes);
+    group.barrier();
+  }
+}
+
+bool Core::must_publish() const {
+  if (publisher->epoch() == 0 || !window_open_) return true;
+  return !promised && !in_scope;
+}
+
+// What this rank knows of the last backward: order of completion, and how slots were used.
+uint64_t Core::reduce_vote() const {
+  if (options.strategy == Strategy::no_shard || !backward_seen_) return 0;
+  uint64_t hash = 1469598103934665603ULL;  // FNV-1a (Fowler, Noll, Vo)
+  const auto mix = [&](uint64_t value) { hash = (hash ^ (value + 1)) * 1099511628211ULL; };
+  for (const ParameterGroup* done : backward->completed()) mix(static_cast<uint64_t>(done->id));
+  for (const SlotUse& use : reducer->uses()) {
+    mix(static_cast<uint64_t>(use.slot));
+    mix(static_cast<uint64_t>(use.opened));
+  }
+  return hash;
+}
+
+// All ranks saw the same backward: its order of completion becomes the order of reduces, and slots are planned for
+// how they were used. What did not complete keeps its turn at the end.
+void Core::adopt_reduce_order() {
+  std::vector<ParameterGroup*> order = backward->completed();
+  for (ParameterGroup* known : backward->reduce_order()) {
+    if (std::find(order.begin(), order.end(), known) == order.end()) order.push_back(known);
+  }
+  const bool same_order = order == backward->reduce_order();
+  backward->set_reduce_order(order);
+  if (!same_order) return;  // the uses were recorded under another order: plan after the next backward
+  const std::span<const SlotUse> uses = reducer->uses();
+  if (static_cast<int>(uses.size()) == slots->slots()) slots->replan(plan_slots(slot_sizes(), uses));
+}
+
+void Core::publish() {
+  const std::vector<uint64_t> votes = publisher->publish(reduce_vote());
+  window_open_ = false;
+  backward_seen_ = false;
+  // Every peer has come here, so all pulls of the last backward are over.
+  if (options.strategy != Strategy::no_shard && !backward->active()) slots->retire_all();
+  const bool agreed = votes[0] != 0 && std::all_of(votes.begin(), votes.end(), [&](uint64_t v) { return v == votes[0]; });
+  if (agreed) adopt_reduce_order();
+  if (orders_changed_ && residency->at_rest()) {
+    residency->arena().replan(weight_plan());
+    orders_changed_ = false;
+  }
+}
+
+void Core::begin_forward() {
+  if (torch::autograd::get_current_graph_task_id() == -1 && backward->active()) backward->finish();
+  residency->drop_all(Hold::prefetch);
+  autocast_cache_ = at::autocast::is_autocast_cache_enabled();
+  at::autocast::set_autocast_cache_enabled(false);  // it would hand out a copy of last step's weight
+  refresh();
+}
+
+void Core::refresh() {
+  if (must_publish()) publish();
+}
+
+std::shared_ptr<Pass> Core::enter(int index) {
+  UnitState& unit = units[static_cast<std::size_t>(index)];
+  check_parameters(unit);
+  const bool recompute = torch::autograd::get_current_graph_task_id() != -1;
+  auto pass = std::make_shared<Pass>(index, at::GradMode::is_enabled(), recompute);
+  if (pass->with_gradient()) unit.passes.add(pass);
+  if (recompute) {
+    backward->reach(index);  // a hold that the unit's own backward drops; no slot, no release of ours
+    return pass;
+  }
+  if (depth_ == 0) {
+    begin_forward();
+    root_pass_ = index == 0;
+    if (root_pass_) order_of(*pass).begin();
+  }
+  ++depth_;
+  residency->hold(index, Hold::forward);
+  residency->drop_all(index, Hold::prefetch);
+  if (root_pass_) {
+    const int next = order_of(*pass).arrive(index);
+    if (next >= 0 && !residency->resident(next)) residency->hold(next, Hold::prefetch);
+  }
+  return pass;
+}
+
+void Core::leave(const std::shared_ptr<Pass>& pass, const at::Tensor& output) {
+  if (!pass->with_gradient() || !output.defined() || !output.requires_grad() || !output.grad_fn()) return;
+  output.register_hook([weak = std::weak_ptr<BackwardPass>(backward), pass](const at::Tensor&) {
+    if (const auto self = weak.lock()) {
+      pass->move_to(Phase::backward);
+      self->reach(pass->unit());
+    }
+  });
+}
+
+void Core::finish(const std::shared_ptr<Pass>& pass, bool raised) {
+  pass->move_to(raised ? Phase::abandoned : pass->with_gradient() ? Phase::waiting : Phase::done);
+  if (pass->recompute()) return;
+  const int index = pass->unit();
+  if (root_pass_) order_of(*pass).leave(index);
+  // What the backward needs first stays: the root, and the unit visited last.
+  const bool comes_back_first =
+      pass->with_gradient() && root_pass_ && !raised &&
+      (index == 0 || (backward_order.expected().size() > 1 && backward_order.expected()[1].unit == index));
+  if (comes_back_first) residency->hold(index, Hold::prefetch);
+  residency->drop(index, Hold::forward);
+  if (--depth_ == 0) {
+    if (root_pass_ && !raised) orders_changed_ = order_of(*pass).complete() || orders_changed_;
+    end_forward(raised);
+  }
+}
+
+void Core::end_forward(bool raised) {
+  at::autocast::set_autocast_cache_enabled(autocast_cache_);
+  root_pass_ = false;
+  if (!raised) return;
+  residency->drop_all(Hold::forward);
+  residency->drop_all(Hold::prefetch);
+}
+
+void Core::check_parameters(const UnitState& unit) const {
+  for (const auto& unit_group : unit.groups) {
+    for (const auto& parameter : unit_group->parameters) {
+      const at::Tensor& full = parameter->full;
+      const auto* storage = full.has_storage() ? full.storage().unsafeGetStorageImpl() : nullptr;
+      const bool ours = storage == unit_group->real.unsafeGetStorageImpl() ||
+                        storage == unit_group->guard.unsafeGetStorageImpl();
+      const char* what = nullptr;
+      if (!ours || full.scalar_type() != unit_group->dtype) {
+        what = "its storage was replaced (to(), set_data or load after sharding)";
+      } else if (full.requires_grad() != unit_group->trainable) {
+        what = "its requires_grad was changed";
+      } else if (unit_group->trainable &&
+                 torch::autograd::impl::try_get_grad_accumulator(full) != parameter->accumulator) {
+        what = "its gradient accumulator was replaced";
+      }
+      require(what == nullptr, "parameter ", parameter->name, " of unit ", unit.name, ": ", what == nullptr ? "" : what,
+              " since fully_shard(); make such changes before fully_shard(), or shard a new module");
+    }
+  }
+}
+
+void Core::zero_grad(bool set_to_none) {
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : parameters) {
+    at::Tensor& gradient = parameter->shard.mutable_grad();
+    if (!gradient.defined()) continue;
+    if (set_to_none) {
+      gradient.reset();
+    } else {
+      gradient.zero_();
+    }
+  }
+}
+
+void Core::set_last(bool last) { backward->set_last(last); }
+
+void Core::weights_changed() { window_open_ = false; }
+
+void Core::hold_all(bool held) {
+  if (held) refresh();
+  for (int unit = 0; unit < static_cast<int>(units.size()); ++unit) {
+    if (held) {
+      residency->hold(unit, Hold::user);
+    } else {
+      residency->drop_all(unit, Hold::user);
+    }
+  }
+}
+
+}  // namespace fsdpp::runtime

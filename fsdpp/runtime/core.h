@@ -1,0 +1,88 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fsdpp/runtime/backward_pass.h"
+#include "fsdpp/runtime/pass.h"
+#include "fsdpp/runtime/sharded_model.h"
+
+namespace fsdpp::runtime {
+
+/// A unit as the runtime holds it.
+struct UnitState {
+  std::string name;
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;  // entering any of them enters the unit
+  std::vector<std::unique_ptr<ParameterGroup>> groups;
+  PassTable passes;
+};
+
+/// Everything behind a ShardedModel: the units and the machinery over them, wired together. Units come in
+/// registration order, the root first.
+class Core {
+ public:
+  /// Collective. Takes over the parameters of `units`, whose groups have names, dtypes, parameters and layouts.
+  Core(comm::PeerGroup& group, std::shared_ptr<torch::nn::Module> root, std::vector<UnitState> units, Options options,
+       std::unique_ptr<device::Device> device);
+  ~Core();
+
+  // forward
+  std::shared_ptr<Pass> enter(int unit);
+  void leave(const std::shared_ptr<Pass>& pass, const at::Tensor& output);
+  void finish(const std::shared_ptr<Pass>& pass, bool raised);
+
+  // windows and weights
+  void zero_grad(bool set_to_none);
+  void set_last(bool last);
+  void weights_changed();
+  /// Collective: publishes main weights if they may have changed since the last time.
+  void refresh();
+  void hold_all(bool held);
+
+  // Members in order of construction; each may use those above it.
+  comm::PeerGroup& group;
+  std::shared_ptr<torch::nn::Module> root;
+  std::vector<UnitState> units;
+  Options options;
+  std::shared_ptr<device::Ledger> ledger;
+  std::unique_ptr<device::Device> device;
+  std::vector<ParameterGroup*> groups;             // all, by id
+  std::vector<std::shared_ptr<Parameter>> parameters;  // in registration order
+  std::unique_ptr<Peers> peers;
+  std::unique_ptr<Publisher> publisher;
+  std::unique_ptr<SlotMemory> slots;
+  std::unique_ptr<Reducer> reducer;
+  std::unique_ptr<Residency> residency;
+  Order forward_order;     // with gradient
+  Order backward_order;
+  Order evaluation_order;  // without
+  std::shared_ptr<BackwardPass> backward;
+
+  bool promised = false;     // weights_changed() will be called: no need to presume
+  bool in_scope = false;     // inside a declared microbatch
+
+ private:
+  void begin_forward();
+  void publish();
+  void end_forward(bool raised);
+  void check_parameters(const UnitState& unit) const;
+  void broadcast_from_first();
+  [[nodiscard]] bool must_publish() const;
+  [[nodiscard]] std::vector<Sized> unit_sizes() const;
+  [[nodiscard]] std::vector<Sized> slot_sizes() const;
+  [[nodiscard]] layout::ArenaPlan weight_plan() const;
+  [[nodiscard]] layout::ArenaPlan first_slot_plan() const;
+  [[nodiscard]] uint64_t reduce_vote() const;
+  void adopt_reduce_order();
+  Order& order_of(const Pass& pass) { return pass.with_gradient() ? forward_order : evaluation_order; }
+
+  int depth_ = 0;                  // of nested unit forwards
+  bool root_pass_ = false;         // the outermost one is the root's
+  bool window_open_ = false;       // gradients since the last told change of weights
+  bool orders_changed_ = false;    // a pass differed from what was planned
+  bool backward_seen_ = false;     // one ran to its end since the last publication
+  bool autocast_cache_ = false;    // to restore
+};
+
+}  // namespace fsdpp::runtime

@@ -1,0 +1,175 @@
+#include "fsdpp/runtime/fully_shard.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "fsdpp/base/error.h"
+#include "fsdpp/device/host.h"
+#include "fsdpp/runtime/core.h"
+#include "fsdpp/runtime/registry.h"
+
+namespace fsdpp {
+namespace {
+
+using runtime::Parameter;
+using runtime::ParameterGroup;
+using runtime::UnitState;
+using torch::nn::Module;
+
+// A parameter as found in the module tree.
+struct Found {
+  std::string name;
+  at::Tensor tensor;
+  int unit;
+};
+
+struct Walk {
+  std::unordered_map<const Module*, int> unit_of;
+  std::unordered_map<const c10::TensorImpl*, std::size_t> index;
+  std::vector<Found> found;  // in registration order, tied parameters once
+
+  void visit(const Module& module, const std::string& path, int unit) {
+    if (const auto own = unit_of.find(&module); own != unit_of.end()) unit = own->second;
+    const std::string prefix = path.empty() ? "" : path + ".";
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      if (!item.value().defined()) continue;
+      const auto [entry, fresh] = index.try_emplace(item.value().unsafeGetTensorImpl(), found.size());
+      if (fresh) {
+        found.push_back({prefix + item.key(), item.value(), unit});
+      } else if (found[entry->second].unit != unit) {
+        found[entry->second].unit = 0;  // shared between units: the root holds it all along
+      }
+    }
+    for (const auto& child : module.named_children()) visit(*child.value(), prefix + child.key(), unit);
+  }
+};
+
+std::vector<UnitState> make_units(const std::shared_ptr<Module>& root, const std::vector<runtime::UnitSpec>& specs,
+                                  Walk& walk) {
+  std::unordered_map<const Module*, std::string> paths;
+  for (const auto& item : root->named_modules()) paths[item.value().get()] = item.key();
+  std::vector<UnitState> units(1);
+  units[0].name = "root";
+  units[0].modules = {root};
+  walk.unit_of[root.get()] = 0;
+  for (const runtime::UnitSpec& spec : specs) {
+    require(!spec.modules.empty(), "fully_shard: unit ", units.size(), " has no module; give each unit at least one");
+    UnitState unit;
+    for (const auto& module : spec.modules) {
+      require(module != nullptr, "fully_shard: a module of unit ", units.size(), " is null");
+      const auto path = paths.find(module.get());
+      require(path != paths.end(), "fully_shard: a module of type ", module->name(), " is given as a unit but is not "
+              "part of the root; register it below the root first");
+      const bool fresh = walk.unit_of.emplace(module.get(), static_cast<int>(units.size())).second;
+      require(fresh, "fully_shard: module ", path->second.empty() ? "root" : path->second,
+              " is given as a unit twice; the root is a unit by itself");
+      require(runtime::find_unit(*module).unit < 0, "fully_shard: module ", path->second,
+              " is already a unit of a sharded model");
+      unit.name += (unit.name.empty() ? "" : "+") + path->second;
+      unit.modules.push_back(module);
+    }
+    units.push_back(std::move(unit));
+  }
+  return units;
+}
+
+void check_parameter(const Found& found) {
+  const at::Tensor& tensor = found.tensor;
+  require(tensor.device().is_cpu(), "fully_shard: parameter ", found.name, " is on ", tensor.device().str(),
+          "; expected the CPU");
+  const auto dtype = tensor.scalar_type();
+  require(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, "fully_shard: parameter ", found.name,
+          " has dtype ", tensor.dtype().name(), "; expected float, bfloat16 or half: convert the module with to() first");
+  require(tensor.is_leaf(), "fully_shard: parameter ", found.name, " is not a leaf tensor; register a leaf");
+  require(runtime::sink_of(tensor) == nullptr, "fully_shard: parameter ", found.name,
+          " belongs to a sharded model already; shard each module once");
+}
+
+void check_overlaps(const std::vector<Found>& found) {
+  std::map<const void*, const Found*> by_storage;
+  for (const Found& item : found) {
+    if (item.tensor.numel() == 0) continue;
+    const auto [entry, fresh] = by_storage.try_emplace(item.tensor.storage().data(), &item);
+    require(fresh, "fully_shard: parameters ", entry->second->name, " and ", item.name,
+            " are views of the same memory; make them one parameter, or clone one of them");
+  }
+}
+
+std::string group_name(const UnitState& unit, const Found& found, std::size_t kinds) {
+  if (kinds == 1) return unit.name;
+  return text(unit.name, " (", found.tensor.dtype().name(), found.tensor.requires_grad() ? ")" : ", frozen)");
+}
+
+// Groups the parameters of one unit by dtype and requires_grad, in order of their first parameter.
+void make_groups(UnitState& unit, int index, const std::vector<Found>& found, int ranks,
+                 std::vector<std::shared_ptr<Parameter>>& parameters) {
+  using Kind = std::pair<at::ScalarType, bool>;
+  std::vector<std::pair<Kind, std::vector<std::size_t>>> kinds;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (found[i].unit != index) continue;
+    const Kind kind{found[i].tensor.scalar_type(), found[i].tensor.requires_grad()};
+    auto entry = std::find_if(kinds.begin(), kinds.end(), [&](const auto& known) { return known.first == kind; });
+    if (entry == kinds.end()) entry = kinds.insert(kinds.end(), {kind, {}});
+    entry->second.push_back(i);
+  }
+  for (const auto& [kind, members] : kinds) {
+    auto group = std::make_unique<ParameterGroup>();
+    group->unit = index;
+    group->name = group_name(unit, found[members.front()], kinds.size());
+    group->dtype = kind.first;
+    group->trainable = kind.second;
+    std::vector<layout::Shape> shapes;
+    for (const std::size_t i : members) {
+      auto parameter = std::make_shared<Parameter>();
+      parameter->name = found[i].name;
+      parameter->full = found[i].tensor;
+      parameter->sizes = found[i].tensor.sizes().vec();
+      parameter->index = static_cast<int>(shapes.size());
+      parameter->group = group.get();
+      shapes.push_back({parameter->name, parameter->sizes});
+      parameters[i] = parameter;
+      group->parameters.push_back(std::move(parameter));
+    }
+    const auto bytes = static_cast<int64_t>(c10::elementSize(kind.first));
+    group->layout = std::make_shared<const layout::ShardLayout>(layout::ShardLayout::flat(std::move(shapes), bytes, ranks));
+    if (group->layout->full_numel() == 0) {  // nothing to shard: these stay what they are
+      for (const std::size_t i : members) parameters[i] = nullptr;
+      continue;
+    }
+    unit.groups.push_back(std::move(group));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<runtime::ShardedModel> fully_shard(comm::PeerGroup& group, const std::shared_ptr<Module>& root,
+                                                   const std::vector<runtime::UnitSpec>& specs,
+                                                   runtime::Options options, std::unique_ptr<device::Device> device) {
+  require(root != nullptr, "fully_shard: the root module is null");
+  require(runtime::find_unit(*root).unit < 0, "fully_shard: the root module is already a unit of a sharded model");
+  Walk walk;
+  std::vector<UnitState> units = make_units(root, specs, walk);
+  walk.visit(*root, "", 0);
+  for (const Found& found : walk.found) check_parameter(found);
+  check_overlaps(walk.found);
+  std::vector<std::shared_ptr<Parameter>> parameters(walk.found.size());
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    make_groups(units[i], static_cast<int>(i), walk.found, group.ranks(), parameters);
+  }
+  std::erase(parameters, nullptr);
+  walk.found.clear();
+  if (device == nullptr) device = std::make_unique<device::HostDevice>();
+  auto core = std::make_shared<runtime::Core>(group, root, std::move(units), options, std::move(device));
+  core->parameters = std::move(parameters);
+  auto model = std::make_shared<runtime::ShardedModel>(core);
+  for (const auto& parameter : core->parameters) runtime::register_parameter(parameter);
+  for (std::size_t i = 0; i < core->units.size(); ++i) {
+    for (const auto& module : core->units[i].modules) runtime::register_unit(*module, model, static_cast<int>(i));
+  }
+  return model;
+}
+
+}  // namespace fsdpp

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fsdpp/runtime/sink.h"
+
+namespace fsdpp::runtime {
+
+class BackwardPass;
+struct ParameterGroup;
+
+/// One distinct parameter of a sharded model (tied ones count once).
+class Parameter final : public SinkOwner {
+ public:
+  void ensure_resident() override;
+  std::optional<GradSink> open() override;
+  void report() override;
+
+  std::string name;      // path in the root module, of its first place
+  at::Tensor full;       // the module's own tensor: its storage comes and goes, its identity stays
+  std::vector<int64_t> sizes;
+  int index = 0;         // in its group
+  ParameterGroup* group = nullptr;
+  BackwardPass* backward = nullptr;  // null once the sharded model is gone
+
+  at::Tensor shard;       // what the optimizer updates: fp32 main weights, a leaf
+  at::Tensor guard_grad;  // what `full.grad()` is between backwards: throws when an optimizer reads it
+  std::shared_ptr<torch::autograd::Node> accumulator;
+
+  bool expected = false;     // its accumulator runs in the current graph task
+  bool seen = false;         // and has run
+  bool contributed = false;  // its range of the gradient slot holds values
+};
+
+/// Where modules and weights meet their sharded model: one table for the process, used by all rank threads.
+void register_parameter(const std::shared_ptr<Parameter>& parameter);
+void unregister_parameter(const Parameter& parameter) noexcept;
+
+}  // namespace fsdpp::runtime

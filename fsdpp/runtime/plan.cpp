@@ -1,0 +1,44 @@
+#include "fsdpp/runtime/plan.h"
+
+#include <algorithm>
+
+#include "fsdpp/device/sanitizer.h"
+
+namespace fsdpp::runtime {
+
+std::vector<Visit> structural_visits(std::span<const int> order) {
+  std::vector<Visit> visits;
+  const int last = static_cast<int>(order.size()) - 1;
+  for (int step = 0; step <= last; ++step) {
+    const int unit = order[static_cast<std::size_t>(step)];
+    visits.push_back({unit, step, unit == 0 ? last : step});
+  }
+  return visits;
+}
+
+layout::ArenaPlan plan_weights(std::span<const Sized> units, std::span<const std::vector<Visit>> orders) {
+  std::vector<layout::PlannedBuffer> buffers;
+  for (const Sized& unit : units) buffers.push_back({unit.name, unit.bytes + device::kRedZone, {}});
+  int64_t start = 0;  // of the pass on a time line on which passes follow one another
+  for (const std::vector<Visit>& order : orders) {
+    for (const Visit& visit : order) {
+      const int64_t prefetched = std::max(visit.arrived - 1, 0);
+      buffers[static_cast<std::size_t>(visit.unit)].lifetimes.push_back({start + prefetched, start + visit.left});
+    }
+    start += static_cast<int64_t>(order.size());
+  }
+  return layout::ArenaPlan::build(std::move(buffers));
+}
+
+layout::ArenaPlan plan_slots(std::span<const Sized> slots, std::span<const SlotUse> uses) {
+  std::vector<layout::PlannedBuffer> buffers;
+  for (const Sized& slot : slots) buffers.push_back({slot.name, slot.bytes + device::kRedZone, {}});
+  for (std::size_t position = 0; position < uses.size(); ++position) {
+    const auto turn = static_cast<int64_t>(position);
+    const int64_t opened = std::min<int64_t>(uses[position].opened, turn);
+    buffers[static_cast<std::size_t>(uses[position].slot)].lifetimes.push_back({opened, turn + 1});
+  }
+  return layout::ArenaPlan::build(std::move(buffers));
+}
+
+}  // namespace fsdpp::runtime

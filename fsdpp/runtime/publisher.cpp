@@ -1,0 +1,78 @@
+#include "fsdpp/runtime/publisher.h"
+
+#include <c10/core/InferenceMode.h>
+
+#include <utility>
+
+#include "fsdpp/base/bytes.h"
+
+namespace fsdpp::runtime {
+namespace {
+
+using device::LaneKind;
+constexpr const char* kPurpose = "published weights";
+
+}  // namespace
+
+Publisher::Publisher(Peers& peers, std::vector<ParameterGroup*> groups, Strategy strategy,
+                     std::shared_ptr<device::Ledger> ledger)
+    : peers_(peers), groups_(std::move(groups)), strategy_(strategy), ledger_(std::move(ledger)) {
+  if (strategy_ == Strategy::no_shard) return;
+  std::vector<int64_t> offsets;
+  for (const ParameterGroup* group : groups_) {
+    offsets.push_back(bytes_);
+    bytes_ += round_up(group->shard_bytes(), kAlignment);
+  }
+  if (bytes_ == 0) return;
+  memory_ = peers_.group().allocate(static_cast<std::size_t>(bytes_), kPurpose);
+  ledger_->add(kPurpose, bytes_);
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    ParameterGroup& group = *groups_[i];
+    std::vector<std::byte*> parts;
+    for (int rank = 0; rank < peers_.ranks(); ++rank) parts.push_back(memory_->peer(rank) + offsets[i]);
+    group.published.emplace(group.name, group.layout, layout::Placement::shard, peers_.rank(), group.element_bytes(),
+                            std::move(parts));
+  }
+}
+
+Publisher::~Publisher() {
+  for (ParameterGroup* group : groups_) group->published.reset();
+  if (memory_) ledger_->remove(kPurpose, bytes_);
+}
+
+std::vector<uint64_t> Publisher::publish(uint64_t vote) {
+  const c10::InferenceMode normal(false);
+  const at::NoGradGuard no_grad;
+  device::Device& device = peers_.device();
+  const uint32_t next = epoch_ + 1;
+  peers_.set_vote(next, vote);
+  device.wait(LaneKind::gather, device.record(LaneKind::compute));  // the optimizer writes on the compute lane
+  peers_.signal(LaneKind::gather, "released", Channel::kReleased, next);
+  peers_.wait_all(LaneKind::gather, "released", Channel::kReleased, next);
+  std::vector<uint64_t> votes;
+  for (int rank = 0; rank < peers_.ranks(); ++rank) votes.push_back(peers_.vote(rank, next));
+  epoch_ = next;
+  for (ParameterGroup* group : groups_) {
+    transform(*group);
+    peers_.signal(LaneKind::gather, "published " + group->name, Channel::published(group->id), epoch_);
+  }
+  return votes;
+}
+
+void Publisher::transform(ParameterGroup& group) {
+  std::byte* target = strategy_ == Strategy::no_shard ? group.weights->data() : group.published->local();
+  if (target == group.main->data()) return;  // the model reads the main weights themselves
+  const int64_t count = strategy_ == Strategy::no_shard ? group.layout->full_numel() : group.layout->shard_numel();
+  const auto* source = reinterpret_cast<const float*>(group.main->data());
+  device::Access access{{{source, static_cast<std::size_t>(count) * sizeof(float)}},
+                        {{target, static_cast<std::size_t>(count * group.element_bytes())}}};
+  peers_.device().run(LaneKind::gather, "publish " + group.name, std::move(access),
+                      [=, dtype = group.dtype] { cast_elements(source, count, dtype, target); });
+}
+
+void Publisher::gather(const ParameterGroup& group, std::byte* full) {
+  peers_.wait_all(LaneKind::gather, "published " + group.name, Channel::published(group.id), epoch_);
+  buffer::gather(peers_.device(), LaneKind::gather, *group.published, full);
+}
+
+}  // namespace fsdpp::runtime

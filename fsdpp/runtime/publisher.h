@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "fsdpp/device/ledger.h"
+#include "fsdpp/runtime/options.h"
+#include "fsdpp/runtime/parameter_group.h"
+#include "fsdpp/runtime/peers.h"
+
+namespace fsdpp::runtime {
+
+/// Makes main weights readable: for peers as published shards (optim_grads_params), for the model as its own dtype.
+///
+/// Peers read only published weights, never memory that an optimizer or a user can write: an optimizer step may
+/// start while a slow peer still pulls. The epoch counts publications; all ranks publish the same ones.
+class Publisher {
+ public:
+  /// Collective: allocates the published shards. `groups` must outlive it.
+  Publisher(Peers& peers, std::vector<ParameterGroup*> groups, Strategy strategy,
+            std::shared_ptr<device::Ledger> ledger);
+  ~Publisher();
+
+  /// Collective: waits until every peer has finished with the last epoch, transforms main weights to model dtype,
+  /// and raises the epoch. `vote` is told to all ranks; returns every rank's.
+  std::vector<uint64_t> publish(uint64_t vote);
+
+  /// Copies the current epoch of `group` to `full` (full_bytes()) on the gather lane.
+  void gather(const ParameterGroup& group, std::byte* full);
+
+  [[nodiscard]] uint32_t epoch() const noexcept { return epoch_; }  // 0: nothing published yet
+  [[nodiscard]] int64_t bytes() const noexcept { return bytes_; }   // of published shards
+
+ private:
+  void transform(ParameterGroup& group);
+
+  Peers& peers_;
+  std::vector<ParameterGroup*> groups_;
+  Strategy strategy_;
+  std::shared_ptr<device::Ledger> ledger_;
+  std::shared_ptr<comm::PeerMemory> memory_;
+  int64_t bytes_ = 0;
+  uint32_t epoch_ = 0;
+};
+
+}  // namespace fsdpp::runtime

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "fsdpp/runtime/plan.h"
+#include "fsdpp/runtime/sink.h"
+#include "fsdpp/runtime/slot_memory.h"
+
+namespace fsdpp::runtime {
+
+/// What a strategy does with gradients: where contributions go, and how they become the shards' gradients.
+///
+/// Reduces are not one-sided: every rank calls reduce() for the same groups in the same order, also for a group
+/// without contributions.
+class Reducer {
+ public:
+  virtual ~Reducer() = default;
+
+  /// Where the next contribution to `parameter` goes.
+  virtual GradSink open(Parameter& parameter) = 0;
+  /// False: this strategy keeps gradients of backwards that are not a window's last.
+  [[nodiscard]] virtual bool reduces_every_backward() const noexcept = 0;
+  /// A backward begins.
+  virtual void begin() = 0;
+  /// Takes part in the reduce of `group`, whose contributions on this rank are complete.
+  virtual void reduce(ParameterGroup& group) = 0;
+  /// All groups of this backward have been reduced: gradients are readable when it returns.
+  virtual void finish() = 0;
+  /// How slots were used in the last backward, in the order of reduces.
+  [[nodiscard]] virtual std::span<const SlotUse> uses() const noexcept = 0;
+  /// Gradients that had to leave their planned slot because the step departed from the plan.
+  [[nodiscard]] virtual int64_t spills() const noexcept = 0;
+};
+
+/// optim_grads_params: contributions to planned slots; each backward ends with reduces into gradient shards.
+[[nodiscard]] std::unique_ptr<Reducer> make_shard_reducer(Peers& peers, SlotMemory& slots, float scale,
+                                                          std::shared_ptr<device::Ledger> ledger);
+
+/// no_shard: the slots are the shards' gradients; the window's last backward ends with an all-reduce in place.
+[[nodiscard]] std::unique_ptr<Reducer> make_replica_reducer(Peers& peers, SlotMemory& slots, float scale);
+
+}  // namespace fsdpp::runtime

@@ -1,0 +1,65 @@
+#include "fsdpp/runtime/registry.h"
+
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "fsdpp/runtime/parameter.h"
+
+namespace fsdpp::runtime {
+namespace {
+
+struct UnitEntry {
+  std::weak_ptr<ShardedModel> model;
+  int unit;
+};
+
+struct Tables {
+  std::shared_mutex mutex;
+  std::unordered_map<const torch::nn::Module*, UnitEntry> units;
+  std::unordered_map<const c10::TensorImpl*, std::weak_ptr<Parameter>> parameters;
+};
+
+Tables& tables() {
+  static Tables* instance = new Tables;  // never destroyed: models may end after static destructors began
+  return *instance;
+}
+
+}  // namespace
+
+void register_unit(const torch::nn::Module& module, std::weak_ptr<ShardedModel> model, int unit) {
+  const std::unique_lock lock(tables().mutex);
+  tables().units[&module] = {std::move(model), unit};
+}
+
+void unregister_unit(const torch::nn::Module& module) noexcept {
+  const std::unique_lock lock(tables().mutex);
+  tables().units.erase(&module);
+}
+
+UnitRef find_unit(const torch::nn::Module& module) {
+  const std::shared_lock lock(tables().mutex);
+  const auto found = tables().units.find(&module);
+  if (found == tables().units.end()) return {};
+  return {found->second.model.lock(), found->second.unit};
+}
+
+void register_parameter(const std::shared_ptr<Parameter>& parameter) {
+  const std::unique_lock lock(tables().mutex);
+  tables().parameters[parameter->full.unsafeGetTensorImpl()] = parameter;
+}
+
+void unregister_parameter(const Parameter& parameter) noexcept {
+  const std::unique_lock lock(tables().mutex);
+  tables().parameters.erase(parameter.full.unsafeGetTensorImpl());
+}
+
+std::shared_ptr<SinkOwner> sink_of(const at::Tensor& weight) {
+  const std::shared_lock lock(tables().mutex);
+  const auto found = tables().parameters.find(weight.unsafeGetTensorImpl());
+  if (found == tables().parameters.end()) return nullptr;
+  return found->second.lock();
+}
+
+}  // namespace fsdpp::runtime

@@ -1,0 +1,77 @@
+#include "fsdpp/runtime/residency.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "fsdpp/base/bytes.h"
+
+namespace fsdpp::runtime {
+
+using device::LaneKind;
+
+Residency::Residency(Peers& peers, Publisher& publisher, std::vector<std::vector<ParameterGroup*>> units,
+                     layout::ArenaPlan plan, std::shared_ptr<device::Ledger> ledger)
+    : peers_(peers), publisher_(publisher), arena_(peers.device(), std::move(plan), std::move(ledger)) {
+  for (auto& groups : units) entries_.push_back({std::move(groups), {}, nullptr, 0});
+}
+
+void Residency::hold(int unit, Hold kind) {
+  Entry& entry = entries_.at(static_cast<std::size_t>(unit));
+  ++entry.holds[static_cast<std::size_t>(kind)];
+  if (entry.memory == nullptr || entry.epoch != publisher_.epoch()) gather(unit);
+}
+
+void Residency::drop(int unit, Hold kind) {
+  Entry& entry = entries_.at(static_cast<std::size_t>(unit));
+  int& count = entry.holds[static_cast<std::size_t>(kind)];
+  if (count > 0) --count;
+  const bool held = std::any_of(entry.holds.begin(), entry.holds.end(), [](int holds) { return holds > 0; });
+  if (!held && entry.memory != nullptr) release(unit);
+}
+
+void Residency::drop_all(int unit, Hold kind) {
+  Entry& entry = entries_.at(static_cast<std::size_t>(unit));
+  int& count = entry.holds[static_cast<std::size_t>(kind)];
+  count = std::min(count, 1);
+  drop(unit, kind);
+}
+
+void Residency::drop_all(Hold kind) {
+  for (int unit = 0; unit < static_cast<int>(entries_.size()); ++unit) drop_all(unit, kind);
+}
+
+int Residency::holds(int unit, Hold kind) const {
+  return entries_.at(static_cast<std::size_t>(unit)).holds[static_cast<std::size_t>(kind)];
+}
+
+bool Residency::at_rest() const noexcept {
+  return std::all_of(entries_.begin(), entries_.end(), [](const Entry& entry) { return entry.memory == nullptr; });
+}
+
+void Residency::gather(int unit) {
+  Entry& entry = entries_[static_cast<std::size_t>(unit)];
+  if (entry.groups.empty()) return;
+  ++gathers_;
+  if (entry.memory == nullptr) {
+    entry.memory = arena_.acquire(unit);
+  } else {  // older weights are in place: their readers on the compute lane come first
+    peers_.device().wait(LaneKind::gather, peers_.device().record(LaneKind::compute));
+  }
+  std::byte* place = entry.memory;
+  for (ParameterGroup* group : entry.groups) {
+    publisher_.gather(*group, place);
+    group->attach(place);
+    place += round_up(group->full_bytes(), kAlignment);
+  }
+  entry.epoch = publisher_.epoch();
+  peers_.device().wait(LaneKind::compute, peers_.device().record(LaneKind::gather));
+}
+
+void Residency::release(int unit) {
+  Entry& entry = entries_[static_cast<std::size_t>(unit)];
+  for (ParameterGroup* group : entry.groups) group->detach();
+  arena_.release(unit);
+  entry.memory = nullptr;
+}
+
+}  // namespace fsdpp::runtime

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fsdpp/runtime/publisher.h"
+#include "fsdpp/runtime/weight_arena.h"
+
+namespace fsdpp::runtime {
+
+/// A reason for a unit to stay gathered.
+enum class Hold { forward, backward, prefetch, user };
+inline constexpr int kHoldKinds = 4;
+
+/// Which units' full weights are here, and why. A unit is released when its last hold is dropped.
+class Residency {
+ public:
+  /// `units[i]`: the parameter groups of unit i.
+  Residency(Peers& peers, Publisher& publisher, std::vector<std::vector<ParameterGroup*>> units,
+            layout::ArenaPlan plan, std::shared_ptr<device::Ledger> ledger);
+
+  /// Adds a hold; the unit is gathered if it is not.
+  void hold(int unit, Hold kind);
+  /// Takes one hold away, if there is one.
+  void drop(int unit, Hold kind);
+  /// Takes away all holds of `kind`, of one unit or of all.
+  void drop_all(int unit, Hold kind);
+  void drop_all(Hold kind);
+
+  [[nodiscard]] bool resident(int unit) const { return entries_.at(static_cast<std::size_t>(unit)).memory != nullptr; }
+  [[nodiscard]] int holds(int unit, Hold kind) const;
+  [[nodiscard]] int64_t gathers() const noexcept { return gathers_; }
+  [[nodiscard]] WeightArena& arena() noexcept { return arena_; }
+  /// True when nothing is gathered.
+  [[nodiscard]] bool at_rest() const noexcept;
+
+ private:
+  struct Entry {
+    std::vector<ParameterGroup*> groups;
+    std::array<int, kHoldKinds> holds{};
+    std::byte* memory = nullptr;  // null: released
+    uint32_t epoch = 0;           // of the weights in it
+  };
+
+  void gather(int unit);
+  void release(int unit);
+
+  Peers& peers_;
+  Publisher& publisher_;
+  std::vector<Entry> entries_;
+  WeightArena arena_;
+  int64_t gathers_ = 0;
+};
+
+}  // namespace fsdpp::runtime

@@ -1,0 +1,199 @@
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "fsdpp/base/error.h"
+#include "fsdpp/runtime/reducer.h"
+
+namespace fsdpp::runtime {
+namespace {
+
+using device::LaneKind;
+
+class ShardReducer final : public Reducer {
+ public:
+  ShardReducer(Peers& peers, SlotMemory& slots, float scale, std::shared_ptr<device::Ledger> ledger)
+      : peers_(peers), slots_(slots), scale_(scale), ledger_(std::move(ledger)),
+        states_(static_cast<std::size_t>(slots.slots())) {}
+
+  ~ShardReducer() override { ledger_->remove(kPurpose, held_); }
+
+  GradSink open(Parameter& parameter) override {
+    const int slot = slots_.slot_of(*parameter.group);
+    if (!state(slot).open) open_slot(slot);
+    return {gradient_view(nullptr, place(slot), parameter),
+            parameter.contributed ? GradSink::Mode::add : GradSink::Mode::overwrite};
+  }
+
+  [[nodiscard]] bool reduces_every_backward() const noexcept override { return true; }
+
+  void begin() override { uses_.clear(); }
+
+  void reduce(ParameterGroup& group) override;
+
+  void finish() override {
+    peers_.device().wait(LaneKind::compute, peers_.device().record(LaneKind::reduce));
+  }
+
+  [[nodiscard]] std::span<const SlotUse> uses() const noexcept override { return uses_; }
+  [[nodiscard]] int64_t spills() const noexcept override { return spills_; }
+
+ private:
+  static constexpr const char* kPurpose = "gradient shards";
+
+  struct State {
+    bool open = false;          // holds contributions of this backward
+    device::HostMemory spill;   // not empty: they are here instead of in the slot
+    int opened = 0;             // reduces before the first contribution
+    uint32_t sequence = 0;      // of the last reduce
+  };
+
+  State& state(int slot) { return states_[static_cast<std::size_t>(slot)]; }
+  std::byte* place(int slot) {
+    return state(slot).spill.data() != nullptr ? state(slot).spill.data() : slots_.data(slot);
+  }
+
+  void open_slot(int slot);
+  void claim(int slot);
+  void spill(int slot);
+  void move_into_slot(int slot);
+  [[nodiscard]] bool bytes_in_use(int slot);
+  std::vector<buffer::ReduceTarget> targets(ParameterGroup& group);
+  void renew_gradient(ParameterGroup& group);
+
+  Peers& peers_;
+  SlotMemory& slots_;
+  float scale_;
+  std::shared_ptr<device::Ledger> ledger_;
+  std::vector<State> states_;
+  std::vector<SlotUse> uses_;
+  int64_t spills_ = 0;
+  int64_t held_ = 0;  // bytes of gradient shards in the ledger
+};
+
+// Another open slot lies on the same bytes.
+bool ShardReducer::bytes_in_use(int slot) {
+  for (int other = 0; other < slots_.slots(); ++other) {
+    if (other != slot && state(other).open && state(other).spill.data() == nullptr &&
+        slots_.plan().share_bytes(slot, other)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void ShardReducer::open_slot(int slot) {
+  State& opened = state(slot);
+  opened.open = true;
+  opened.opened = static_cast<int>(uses_.size());
+  if (bytes_in_use(slot)) {
+    ++spills_;
+    opened.spill = device::HostMemory(static_cast<std::size_t>(slots_.group(slot).slot_bytes()),
+                                      "gradients beside the plan", ledger_);
+  } else {
+    claim(slot);
+  }
+}
+
+// The bytes are ours to write once every peer has pulled what last lay there.
+void ShardReducer::claim(int slot) {
+  for (int other = 0; other < slots_.slots(); ++other) {
+    const bool same_bytes = other == slot || slots_.plan().share_bytes(slot, other);
+    if (!same_bytes || state(other).sequence == 0) continue;
+    const ParameterGroup& group = slots_.group(other);
+    peers_.wait_all(LaneKind::compute, "pulled " + group.name, Channel::pulled(group.id), state(other).sequence);
+  }
+  peers_.device().wait(LaneKind::compute, peers_.device().record(LaneKind::reduce));  // our own pull of it, too
+  peers_.device().acquire(LaneKind::compute, "slot " + slots_.group(slot).name, slots_.range(slot));
+}
+
+// Moves what `slot` holds to ordinary memory.
+void ShardReducer::spill(int slot) {
+  ++spills_;
+  device::HostMemory memory(static_cast<std::size_t>(slots_.group(slot).slot_bytes()), "gradients beside the plan",
+                            ledger_);
+  peers_.device().copy(LaneKind::compute, "spill " + slots_.group(slot).name, memory.data(), slots_.data(slot),
+                       memory.bytes());
+  state(slot).spill = std::move(memory);
+}
+
+// Its turn to be reduced: the others on its bytes make room.
+void ShardReducer::move_into_slot(int slot) {
+  for (int other = 0; other < slots_.slots(); ++other) {
+    const bool in_place = state(other).open && state(other).spill.data() == nullptr;
+    if (other != slot && in_place && slots_.plan().share_bytes(slot, other)) spill(other);
+  }
+  claim(slot);
+  State& moved = state(slot);
+  peers_.device().copy(LaneKind::compute, "unspill " + slots_.group(slot).name, slots_.data(slot),
+                       moved.spill.data(), moved.spill.bytes());
+  moved.spill = {};
+}
+
+void ShardReducer::reduce(ParameterGroup& group) {
+  const int slot = slots_.slot_of(group);
+  State& current = state(slot);
+  const uint32_t sequence = ++current.sequence;
+  if (current.open) {
+    zero_missing(peers_.device(), group, place(slot));
+    if (current.spill.data() != nullptr) move_into_slot(slot);
+  }
+  peers_.set_contributed(group.id, sequence, current.open);
+  peers_.device().wait(LaneKind::reduce, peers_.device().record(LaneKind::compute));
+  peers_.signal(LaneKind::reduce, "ready " + group.name, Channel::ready(group.id), sequence);
+  peers_.wait_all(LaneKind::reduce, "ready " + group.name, Channel::ready(group.id), sequence);
+  const std::vector<int> ranks = contributors(peers_, group, sequence);
+  buffer::reduce(peers_.device(), LaneKind::reduce, slots_.buffer(slot, layout::Placement::partial), targets(group),
+                 ranks, scale_);
+  peers_.signal(LaneKind::reduce, "pulled " + group.name, Channel::pulled(group.id), sequence);
+  uses_.push_back({slot, current.open ? current.opened : static_cast<int>(uses_.size())});
+  current.open = false;
+  for (const auto& parameter : group.parameters) parameter->contributed = false;
+}
+
+// Fresh memory for the gradient shard, unless the old one is ours alone.
+void ShardReducer::renew_gradient(ParameterGroup& group) {
+  const bool kept = std::any_of(group.parameters.begin(), group.parameters.end(),
+                                [](const auto& parameter) { return parameter->shard.grad().defined(); });
+  if (group.gradient.defined() && (kept || group.gradient.storage().use_count() == 1)) return;
+  const int64_t bytes = group.layout->shard_numel() * static_cast<int64_t>(sizeof(float));
+  if (!group.gradient.defined()) {
+    ledger_->add(kPurpose, bytes);
+    held_ += bytes;
+  }
+  group.gradient = at::empty({group.layout->shard_numel()}, at::kFloat);
+}
+
+// As `.grad` always did: stored where there is none, else added.
+std::vector<buffer::ReduceTarget> ShardReducer::targets(ParameterGroup& group) {
+  const at::NoGradGuard no_grad;
+  renew_gradient(group);
+  std::vector<buffer::ReduceTarget> result;
+  for (const layout::Segment& segment : group.layout->segments(peers_.rank())) {
+    Parameter& parameter = *group.parameters[static_cast<std::size_t>(segment.parameter)];
+    at::Tensor& gradient = parameter.shard.mutable_grad();
+    const bool add = gradient.defined();
+    if (!add) gradient = group.gradient.narrow(0, segment.shard_offset, segment.count);
+    require(gradient.scalar_type() == at::kFloat && gradient.is_contiguous() && gradient.numel() == segment.count,
+            "the gradient of ", parameter.name, "'s shard was replaced by one of ", gradient.numel(),
+            " elements of type ", gradient.dtype().name(), "; expected ", segment.count,
+            " contiguous fp32 elements: clear it with zero_grad()");
+    result.push_back({segment, gradient.data_ptr<float>(), add});
+  }
+  for (const auto& parameter : group.parameters) {
+    at::Tensor& gradient = parameter->shard.mutable_grad();
+    if (!gradient.defined()) gradient = at::empty({0}, at::kFloat);  // no element of it lies on this rank
+  }
+  return result;
+}
+
+}  // namespace
+
+std::unique_ptr<Reducer> make_shard_reducer(Peers& peers, SlotMemory& slots, float scale,
+                                            std::shared_ptr<device::Ledger> ledger) {
+  return std::make_unique<ShardReducer>(peers, slots, scale, std::move(ledger));
+}
+
+}  // namespace fsdpp::runtime

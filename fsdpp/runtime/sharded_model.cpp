@@ -1,0 +1,184 @@
+#include "fsdpp/runtime/sharded_model.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/InferenceMode.h>
+
+#include <cstring>
+#include <utility>
+
+#include "fsdpp/base/bytes.h"
+#include "fsdpp/base/error.h"
+#include "fsdpp/runtime/core.h"
+
+namespace fsdpp::runtime {
+namespace {
+
+// Whole tensors cut out of a group's full buffer.
+void cut(const ParameterGroup& group, const at::Tensor& flat, std::vector<at::Tensor>& whole,
+         const std::vector<std::shared_ptr<Parameter>>& parameters) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& parameter = *parameters[i];
+    if (parameter.group != &group) continue;
+    const int64_t offset = group.layout->parameter_offset(parameter.index);
+    whole[i] = flat.narrow(0, offset, group.layout->parameter_numel(parameter.index)).view(parameter.sizes).clone();
+  }
+}
+
+// This rank's gradients of `group` at their places in a shard; returns whether each parameter has one here.
+std::vector<double> fill_gradient_shard(const ParameterGroup& group, int rank, bool whole, float* shard) {
+  std::vector<double> defined;
+  for (const auto& parameter : group.parameters) defined.push_back(parameter->shard.grad().defined() ? 1 : 0);
+  for (const layout::Segment& segment : group.layout->segments(rank)) {
+    const at::Tensor gradient = group.parameters[static_cast<std::size_t>(segment.parameter)]->shard.grad();
+    if (!gradient.defined()) continue;
+    copy_elements(gradient, whole ? segment.parameter_offset : 0, segment.count, shard + segment.shard_offset);
+  }
+  return defined;
+}
+
+}  // namespace
+
+MicrobatchScope::MicrobatchScope(std::shared_ptr<Core> core, bool last) : core_(std::move(core)) {
+  core_->set_last(last);
+  core_->in_scope = true;
+}
+
+MicrobatchScope::~MicrobatchScope() {
+  core_->set_last(true);
+  core_->in_scope = false;
+}
+
+ShardedModel::ShardedModel(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+ShardedModel::~ShardedModel() = default;
+
+std::vector<at::Tensor> ShardedModel::shards() const {
+  std::vector<at::Tensor> result;
+  for (const auto& parameter : core_->parameters) result.push_back(parameter->shard);
+  return result;
+}
+
+std::vector<std::pair<std::string, std::vector<int64_t>>> ShardedModel::parameters() const {
+  std::vector<std::pair<std::string, std::vector<int64_t>>> result;
+  for (const auto& parameter : core_->parameters) result.emplace_back(parameter->name, parameter->sizes);
+  return result;
+}
+
+void ShardedModel::zero_grad(bool set_to_none) { core_->zero_grad(set_to_none); }
+void ShardedModel::weights_changed() { core_->weights_changed(); }
+void ShardedModel::promise_to_tell() { core_->promised = true; }
+MicrobatchScope ShardedModel::microbatch(bool last) const { return {core_, last}; }
+void ShardedModel::hold_all() { core_->hold_all(true); }
+void ShardedModel::release_all() { core_->hold_all(false); }
+const device::Ledger& ShardedModel::memory() const { return *core_->ledger; }
+const Options& ShardedModel::options() const { return core_->options; }
+comm::PeerGroup& ShardedModel::group() const { return core_->group; }
+device::Device& ShardedModel::device() const { return *core_->device; }
+bool ShardedModel::at_rest() const { return core_->residency->at_rest(); }
+std::shared_ptr<Pass> ShardedModel::enter(int unit) { return core_->enter(unit); }
+void ShardedModel::leave(const std::shared_ptr<Pass>& pass, const at::Tensor& output) { core_->leave(pass, output); }
+void ShardedModel::finish(const std::shared_ptr<Pass>& pass, bool raised) { core_->finish(pass, raised); }
+
+std::vector<UnitReport> ShardedModel::units() const {
+  std::vector<UnitReport> reports;
+  for (const UnitState& unit : core_->units) {
+    UnitReport report{.name = unit.name};
+    for (const auto& group : unit.groups) {
+      report.parameters += group->layout->full_numel() - group->layout->padding_numel();
+      report.bytes += group->full_bytes();
+      report.padding_bytes += group->layout->padding_numel() * group->element_bytes();
+    }
+    reports.push_back(report);
+  }
+  return reports;
+}
+
+Counters ShardedModel::counters() const {
+  return {.gathers = core_->residency->gathers(),
+          .publications = core_->publisher->epoch(),
+          .departures = core_->forward_order.departures() + core_->backward_order.departures() +
+                        core_->evaluation_order.departures(),
+          .on_demand_gathers = core_->backward->on_demand_gathers(),
+          .weight_overflows = core_->residency->arena().overflows(),
+          .spills = core_->reducer->spills()};
+}
+
+std::string ShardedModel::memory_plan() const {
+  const layout::ArenaPlan& weights = core_->residency->arena().plan();
+  const layout::ArenaPlan& slots = core_->slots->plan();
+  return text("full weights: arena of ", human_bytes(weights.bytes()), " for ", weights.buffers().size(),
+              " units (no plan needs less than ", human_bytes(weights.lower_bound_bytes()), "); gradient slots: ",
+              human_bytes(slots.bytes()), " for ", slots.buffers().size(), " groups; published weights: ",
+              human_bytes(core_->publisher->bytes()));
+}
+
+std::vector<at::Tensor> ShardedModel::full_weights() {
+  const c10::InferenceMode normal(false);
+  const at::NoGradGuard no_grad;
+  core_->refresh();
+  std::vector<at::Tensor> whole(core_->parameters.size());
+  for (const ParameterGroup* group : core_->groups) {
+    at::Tensor flat = at::empty({group->layout->full_numel()}, group->dtype);
+    auto* bytes = static_cast<std::byte*>(flat.data_ptr());
+    if (group->published) {
+      core_->publisher->gather(*group, bytes);
+    } else {
+      std::memcpy(bytes, group->weights->data(), static_cast<std::size_t>(group->full_bytes()));
+    }
+    cut(*group, flat, whole, core_->parameters);
+  }
+  return whole;
+}
+
+std::vector<at::Tensor> ShardedModel::full_gradients() {
+  const c10::InferenceMode normal(false);
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> whole(core_->parameters.size());
+  const bool replicated = core_->options.strategy == Strategy::no_shard;
+  for (const ParameterGroup* group : core_->groups) {
+    if (!group->trainable) continue;
+    const int64_t count = group->layout->shard_numel();
+    const auto memory = core_->group.allocate(static_cast<std::size_t>(count) * sizeof(float), "gradients to read");
+    const int rank = core_->group.rank();
+    const auto defined = fill_gradient_shard(*group, rank, replicated, reinterpret_cast<float*>(memory->peer(rank)));
+    core_->group.barrier();
+    at::Tensor flat = at::empty({group->layout->full_numel()}, at::kFloat);
+    for (int r = 0; r < core_->group.ranks(); ++r) {
+      std::memcpy(flat.data_ptr<float>() + r * count, memory->peer(r), static_cast<std::size_t>(count) * sizeof(float));
+    }
+    core_->group.barrier();
+    cut(*group, flat, whole, core_->parameters);
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      const Parameter& parameter = *core_->parameters[i];
+      if (parameter.group == group && defined[static_cast<std::size_t>(parameter.index)] == 0) whole[i].reset();
+    }
+  }
+  return whole;
+}
+
+void ShardedModel::load_weights(const std::vector<at::Tensor>& weights) {
+  const at::NoGradGuard no_grad;
+  require(weights.size() == core_->parameters.size(), "load_weights: ", weights.size(), " tensors given for ",
+          core_->parameters.size(), " parameters; give one per entry of parameters()");
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const Parameter& parameter = *core_->parameters[i];
+    require(weights[i].sizes() == at::IntArrayRef(parameter.sizes), "load_weights: parameter ", parameter.name,
+            " has sizes ", at::IntArrayRef(parameter.sizes), " but the tensor given has ", weights[i].sizes());
+  }
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const Parameter& parameter = *core_->parameters[i];
+    const ParameterGroup& group = *parameter.group;
+    if (core_->options.strategy == Strategy::no_shard) {
+      parameter.shard.detach().copy_(weights[i]);
+      continue;
+    }
+    for (const layout::Segment& segment : group.layout->segments(core_->group.rank())) {
+      if (segment.parameter != parameter.index) continue;
+      copy_elements(weights[i], segment.parameter_offset, segment.count,
+                    reinterpret_cast<float*>(group.main->data()) + segment.shard_offset);
+    }
+  }
+  core_->weights_changed();
+}
+
+}  // namespace fsdpp::runtime

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdpp/comm/peer_group.h"
+#include "fsdpp/device/device.h"
+#include "fsdpp/device/ledger.h"
+#include "fsdpp/runtime/options.h"
+#include "fsdpp/runtime/pass.h"
+
+namespace fsdpp::runtime {
+
+class BackwardPass;
+class Core;
+
+/// A unit as reports show it.
+struct UnitReport {
+  std::string name;
+  int64_t parameters = 0;     // elements, tied ones once
+  int64_t bytes = 0;          // of the full model weights, padding included
+  int64_t padding_bytes = 0;
+};
+
+/// What happened beside the plan, and how much.
+struct Counters {
+  int64_t gathers = 0;            // unit gathers
+  int64_t publications = 0;       // epochs of weights
+  int64_t departures = 0;         // arrivals at another unit than the recorded order said
+  int64_t on_demand_gathers = 0;  // by fused backwards that found their unit released
+  int64_t weight_overflows = 0;   // units that did not fit their planned place
+  int64_t spills = 0;             // gradients that had to leave their planned slot
+};
+
+/// A modules list that is gathered and reduced as one.
+struct UnitSpec {
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;
+};
+
+/// While it lives, backwards are (or are not) the window's last: under no_shard only the last is reduced.
+class MicrobatchScope {
+ public:
+  MicrobatchScope(std::shared_ptr<Core> core, bool last);
+  ~MicrobatchScope();
+  MicrobatchScope(const MicrobatchScope&) = delete;
+  MicrobatchScope& operator=(const MicrobatchScope&) = delete;
+
+ private:
+  std::shared_ptr<Core> core_;
+};
+
+/// A torch::nn module whose parameters live in shards over the ranks of a group.
+///
+/// Made by fully_shard(). The modules stay the user's own: units are entered through fsdpp::call or fsdpp::Unit,
+/// backward() is autograd's, and optimizers get shards(). One object per rank, used by the rank's thread.
+class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
+ public:
+  explicit ShardedModel(std::shared_ptr<Core> core);
+  ~ShardedModel();
+  ShardedModel(const ShardedModel&) = delete;
+  ShardedModel& operator=(const ShardedModel&) = delete;
+
+  /// This rank's fp32 main weights, one leaf per distinct parameter, in registration order: 1-d pieces (possibly
+  /// empty) under optim_grads_params, whole parameters under no_shard. Their grad() is the reduced gradient.
+  [[nodiscard]] std::vector<at::Tensor> shards() const;
+  /// Names and sizes of the parameters behind shards(), in the same order.
+  [[nodiscard]] std::vector<std::pair<std::string, std::vector<int64_t>>> parameters() const;
+
+  /// Clears the gradients of all shards, as torch::optim::Optimizer::zero_grad does.
+  void zero_grad(bool set_to_none = true);
+
+  /// Says that main weights were written (an optimizer step, a checkpoint): the next forward publishes them.
+  void weights_changed();
+  /// Promises that every change of main weights inside a window will be told with weights_changed(). Without the
+  /// promise they are presumed changed at every root forward outside a declared window, since a fused optimizer or
+  /// a `.data` write leaves no trace.
+  void promise_to_tell();
+
+  /// Declares backwards to be the window's last or not; `auto scope = model.microbatch(i + 1 == count);`.
+  [[nodiscard]] MicrobatchScope microbatch(bool last) const;
+
+  /// Keeps all units gathered, or lets them go again (a user's hold): for reading full weights in place.
+  void hold_all();
+  void release_all();
+
+  [[nodiscard]] std::vector<UnitReport> units() const;
+  [[nodiscard]] Counters counters() const;
+  /// Memory of the runtime on this rank, by purpose.
+  [[nodiscard]] const device::Ledger& memory() const;
+  [[nodiscard]] const Options& options() const;
+  [[nodiscard]] comm::PeerGroup& group() const;
+  [[nodiscard]] device::Device& device() const;
+  /// True when no unit is gathered (always under no_shard).
+  [[nodiscard]] bool at_rest() const;
+  /// Planned bytes of full weights and of gradient slots, and how they are laid out, as text for people.
+  [[nodiscard]] std::string memory_plan() const;
+
+  /// Collective: whole copies of all parameters in model dtype, as the next forward would see them.
+  [[nodiscard]] std::vector<at::Tensor> full_weights();
+  /// Collective: whole fp32 copies of all gradients; undefined where any rank's shard has none.
+  [[nodiscard]] std::vector<at::Tensor> full_gradients();
+  /// Collective: sets main weights from whole tensors (any float dtype), one per parameter, equal on all ranks.
+  /// Throws UsageError that names the parameter when sizes differ.
+  void load_weights(const std::vector<at::Tensor>& weights);
+
+  // For fsdpp::call. One forward through a unit: enter, the module's own forward, leave for each tensor, finish.
+  [[nodiscard]] std::shared_ptr<Pass> enter(int unit);
+  void leave(const std::shared_ptr<Pass>& pass, const at::Tensor& output);
+  void finish(const std::shared_ptr<Pass>& pass, bool raised);
+
+ private:
+  std::shared_ptr<Core> core_;
+};
+
+}  // namespace fsdpp::runtime

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+
+namespace fsdpp::runtime {
+
+/// Where a layer's backward puts a weight gradient.
+struct GradSink {
+  enum class Mode {
+    overwrite,  // first contribution: whatever is there is garbage (a GEMM with beta = 0)
+    add,        // later ones (beta = 1)
+  };
+  at::Tensor view;  // the weight's sizes, contiguous, fp32, inside the gradient slot
+  Mode mode = Mode::overwrite;
+};
+
+/// A sharded weight as a fused layer sees it. A custom autograd function that writes weight gradients itself takes
+/// one in forward (sink_of), keeps it with its saved tensors, and in backward:
+///
+///   owner->ensure_resident();                      // before it reads the weight
+///   if (auto sink = owner->open()) {               // else: return the weight gradient to autograd as usual
+///     write or add into sink->view;                // as sink->mode says, on the compute lane
+///     owner->report();                             // exactly once per open()
+///   }                                              // and return an undefined weight gradient
+///
+/// The weight's gradient accumulator still runs once per graph task, after all uses; that is when the runtime
+/// counts the weight as done.
+class SinkOwner {
+ public:
+  virtual ~SinkOwner() = default;
+
+  /// Gathers the weight's unit if it is not gathered (a departure from the schedule, counted).
+  virtual void ensure_resident() = 0;
+
+  /// The sink, or nothing when this backward must not be fused: fusion is off, the weight's accumulator does not
+  /// run in this graph task (autograd::grad, inputs = ...), or the user put tensor hooks on the weight.
+  /// Throws UsageError under create_graph (a gradient written into memory has no graph) and when the sharded model
+  /// is gone.
+  [[nodiscard]] virtual std::optional<GradSink> open() = 0;
+
+  /// The contribution promised by open() is written.
+  virtual void report() = 0;
+};
+
+/// The owner of `weight`, when it is a parameter of a sharded model; else null.
+[[nodiscard]] std::shared_ptr<SinkOwner> sink_of(const at::Tensor& weight);
+
+}  // namespace fsdpp::runtime

@@ -1,0 +1,101 @@
+#include "fsdpp/runtime/slot_memory.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "fsdpp/base/error.h"
+#include "fsdpp/device/sanitizer.h"
+
+namespace fsdpp::runtime {
+namespace {
+
+constexpr const char* kPurpose = "gradient slots";
+
+}  // namespace
+
+SlotMemory::SlotMemory(Peers& peers, std::vector<ParameterGroup*> groups, layout::ArenaPlan plan,
+                       std::shared_ptr<device::Ledger> ledger)
+    : peers_(peers), groups_(std::move(groups)), plan_(std::move(plan)), ledger_(std::move(ledger)) {
+  allocate();
+}
+
+SlotMemory::~SlotMemory() {
+  if (memory_) {
+    device::unpoison(memory_->peer(peers_.rank()), memory_->bytes());
+    ledger_->remove(kPurpose, allocated_);
+  }
+}
+
+void SlotMemory::replan(layout::ArenaPlan plan) {
+  plan_ = std::move(plan);
+  if (plan_.bytes() > allocated_) {
+    if (memory_) {
+      device::unpoison(memory_->peer(peers_.rank()), memory_->bytes());
+      memory_.reset();
+      ledger_->remove(kPurpose, allocated_);
+    }
+    allocate();
+  }
+}
+
+void SlotMemory::allocate() {
+  allocated_ = plan_.bytes();
+  if (allocated_ == 0) return;
+  memory_ = peers_.group().allocate(static_cast<std::size_t>(allocated_), kPurpose);
+  ledger_->add(kPurpose, allocated_);
+  retire_all();
+}
+
+void SlotMemory::retire_all() {
+  if (memory_) device::poison(memory_->peer(peers_.rank()), memory_->bytes());
+}
+
+int SlotMemory::slot_of(const ParameterGroup& group) const {
+  const auto found = std::find(groups_.begin(), groups_.end(), &group);
+  FSDPP_INVARIANT(found != groups_.end(), "group ", group.name, " has no gradient slot");
+  return static_cast<int>(found - groups_.begin());
+}
+
+ByteRange SlotMemory::range(int slot) const {
+  return {data(slot), static_cast<std::size_t>(group(slot).slot_bytes())};
+}
+
+buffer::ShardedBuffer SlotMemory::buffer(int slot, layout::Placement placement) const {
+  const ParameterGroup& owner = group(slot);
+  std::vector<std::byte*> parts;
+  for (int rank = 0; rank < peers_.ranks(); ++rank) {
+    std::byte* part = data(slot, rank);
+    if (placement == layout::Placement::shard) part += rank * (owner.slot_bytes() / peers_.ranks());
+    parts.push_back(part);
+  }
+  return {owner.name, owner.layout, placement, peers_.rank(), static_cast<int64_t>(sizeof(float)), std::move(parts)};
+}
+
+at::Tensor SlotMemory::gradient(int slot, const Parameter& parameter) const {
+  return gradient_view(memory_, data(slot), parameter);
+}
+
+at::Tensor gradient_view(std::shared_ptr<void> owner, std::byte* base, const Parameter& parameter) {
+  auto* first = reinterpret_cast<float*>(base) + parameter.group->layout->parameter_offset(parameter.index);
+  return tensor_over(std::move(owner), first, parameter.sizes, at::kFloat);
+}
+
+void zero_missing(device::Device& device, const ParameterGroup& group, std::byte* base) {
+  for (const auto& parameter : group.parameters) {
+    if (parameter->contributed) continue;
+    const int64_t offset = group.layout->parameter_offset(parameter->index);
+    device.fill(device::LaneKind::compute, "zero " + parameter->name,
+                base + offset * static_cast<int64_t>(sizeof(float)), 0,
+                static_cast<std::size_t>(group.layout->parameter_numel(parameter->index)) * sizeof(float));
+  }
+}
+
+std::vector<int> contributors(const Peers& peers, const ParameterGroup& group, uint32_t sequence) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < peers.ranks(); ++rank) {
+    if (peers.contributed(rank, group.id, sequence)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+}  // namespace fsdpp::runtime

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fsdpp/buffer/sharded_buffer.h"
+#include "fsdpp/device/ledger.h"
+#include "fsdpp/layout/arena_plan.h"
+#include "fsdpp/runtime/parameter_group.h"
+#include "fsdpp/runtime/peers.h"
+
+namespace fsdpp::runtime {
+
+/// Peer memory with one gradient slot per trainable group at a planned offset, equal on all ranks: fp32, the whole
+/// group, the reduce's input.
+class SlotMemory {
+ public:
+  /// Collective. `groups`: the trainable groups; slot i of `plan` is groups[i]'s.
+  SlotMemory(Peers& peers, std::vector<ParameterGroup*> groups, layout::ArenaPlan plan,
+             std::shared_ptr<device::Ledger> ledger);
+  ~SlotMemory();
+
+  /// Collective: takes over another plan; grows the memory when it needs more. No slot may be in use on any rank.
+  void replan(layout::ArenaPlan plan);
+
+  /// No slot holds values any more, here or for a peer: until one is opened again, ASan reports its use.
+  void retire_all();
+
+  [[nodiscard]] int slots() const noexcept { return static_cast<int>(groups_.size()); }
+  [[nodiscard]] ParameterGroup& group(int slot) const { return *groups_.at(static_cast<std::size_t>(slot)); }
+  [[nodiscard]] int slot_of(const ParameterGroup& group) const;
+  [[nodiscard]] const layout::ArenaPlan& plan() const noexcept { return plan_; }
+
+  [[nodiscard]] std::byte* data(int slot, int rank) const { return memory_->peer(rank) + plan_.offset(slot); }
+  [[nodiscard]] std::byte* data(int slot) const { return data(slot, peers_.rank()); }
+  [[nodiscard]] ByteRange range(int slot) const;
+  /// fp32 view of `parameter`'s range in its slot; keeps the memory alive.
+  [[nodiscard]] at::Tensor gradient(int slot, const Parameter& parameter) const;
+  /// The ranks' slots as one buffer: partial, or (own regions summed) shard.
+  [[nodiscard]] buffer::ShardedBuffer buffer(int slot, layout::Placement placement) const;
+
+ private:
+  void allocate();
+
+  Peers& peers_;
+  std::vector<ParameterGroup*> groups_;
+  layout::ArenaPlan plan_;
+  std::shared_ptr<device::Ledger> ledger_;
+  std::shared_ptr<comm::PeerMemory> memory_;
+  int64_t allocated_ = 0;  // bytes
+};
+
+/// fp32 view of `parameter`'s range in a full gradient that begins at `base`, which `owner` keeps alive.
+[[nodiscard]] at::Tensor gradient_view(std::shared_ptr<void> owner, std::byte* base, const Parameter& parameter);
+
+/// Fills with zeros the ranges of `group` that got no contribution, in the full gradient at `base`, and only those.
+void zero_missing(device::Device& device, const ParameterGroup& group, std::byte* base);
+
+/// The ranks whose slot holds values in reduce `sequence` of `group`, in order: after their ready signals.
+[[nodiscard]] std::vector<int> contributors(const Peers& peers, const ParameterGroup& group, uint32_t sequence);
+
+}  // namespace fsdpp::runtime

@@ -1,0 +1,230 @@
+// Every configuration trains with the bits of plain libtorch on one process and the whole batch.
+#include <ATen/TensorOperators.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "fsdpp/comm/connect.h"
+#include "fsdpp/runtime/call.h"
+#include "fsdpp/runtime/fully_shard.h"
+#include "tests/support/integer_model.h"
+#include "tests/support/sharded_integer_model.h"
+
+namespace fsdpp {
+namespace {
+
+using runtime::Combine;
+using runtime::Strategy;
+using test::Descent;
+using test::IntegerModel;
+using test::IntegerNet;
+using test::OracleStep;
+
+constexpr int kSteps = 4;  // the third step is the first one planned from a step that was
+constexpr double kRate = 1.0 / 16;
+
+struct Configuration {
+  int ranks;
+  Strategy strategy;
+  int microbatches;
+  bool set_to_none;
+  bool tied;
+  bool fused;
+};
+
+using Parameters = std::tuple<int, Strategy, int, bool, bool, bool>;
+
+Configuration configuration_of(const Parameters& parameters) {
+  return std::make_from_tuple<Configuration>(parameters);
+}
+
+std::string name_of(const testing::TestParamInfo<Parameters>& info) {
+  const Configuration c = configuration_of(info.param);
+  return text("Ranks", c.ranks, c.strategy == Strategy::no_shard ? "_NoShard" : "_OptimGradsParams", "_Microbatches",
+              c.microbatches, c.set_to_none ? "_SetToNone" : "_SetToZero", c.tied ? "_Tied" : "_Untied",
+              c.fused ? "_Fused" : "_Unfused");
+}
+
+// Sees each weight right after its accumulator ran and before the runtime does: the hook is older than the sharding.
+class GradientSpy final : public torch::autograd::FunctionPostHook {
+ public:
+  struct Seen {
+    int runs = 0;
+    int gradients = 0;  // a .grad of the weight's own was there
+  };
+  GradientSpy(at::Tensor weight, std::shared_ptr<Seen> seen) : weight_(std::move(weight)), seen_(std::move(seen)) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    ++seen_->runs;
+    if (weight_.grad().defined()) ++seen_->gradients;
+    return outputs;
+  }
+
+ private:
+  at::Tensor weight_;
+  std::shared_ptr<Seen> seen_;
+};
+
+// One rank's training, compared with the oracle after each step.
+class Rank {
+ public:
+  Rank(comm::PeerGroup& group, const Configuration& configuration, const std::vector<OracleStep>& oracle)
+      : group_(group), c_(configuration), oracle_(oracle), model_{.tied = configuration.tied} {
+    net_ = std::make_shared<IntegerNet>(model_);
+    for (const auto& weight : net_->parameters()) {
+      accumulators_.push_back(torch::autograd::impl::grad_accumulator(weight));
+      accumulators_.back()->add_post_hook(std::make_unique<GradientSpy>(weight, seen_));
+    }
+    sharded_ = fully_shard(group, net_, net_->units(),
+                           {.strategy = c_.strategy,
+                            .combine = group.ranks() == 3 ? Combine::sum : Combine::mean,
+                            .fused = c_.fused});
+    const test::NamedTensors names = test::integer_weights(model_);
+    const auto parameters = sharded_->parameters();
+    EXPECT_EQ(parameters.size(), names.size());
+    for (std::size_t i = 0; i < names.size(); ++i) EXPECT_EQ(parameters.at(i).first, names[i].first);
+  }
+
+  void train() {
+    for (int step = 0; step < kSteps; ++step) {
+      zero_gradients(step);
+      const double loss = forward_and_backward(step);
+      EXPECT_EQ(group_.sum(std::array{loss}).at(0), oracle_[static_cast<std::size_t>(step)].loss) << where(step);
+      check_gradients(step);
+      check_rest(step);
+      descend();
+      check_weights(step);
+    }
+    check_fusion();
+    check_counters();
+  }
+
+ private:
+  [[nodiscard]] std::string where(int step) const { return text("rank ", group_.rank(), ", step ", step); }
+
+  // The model's own way and a foreign optimizer's, by turns.
+  void zero_gradients(int step) {
+    if (step % 2 == 1) return sharded_->zero_grad(c_.set_to_none);
+    for (at::Tensor shard : sharded_->shards()) {
+      if (!shard.grad().defined()) continue;
+      if (c_.set_to_none) {
+        shard.mutable_grad().reset();
+      } else {
+        shard.mutable_grad().zero_();
+      }
+    }
+  }
+
+  double forward_and_backward(int step) {
+    double loss = 0;
+    if (c_.microbatches == 1) return run_piece(step, 0);  // every backward is a window
+    for (int i = 0; i < c_.microbatches; ++i) {
+      const auto scope = sharded_->microbatch(i + 1 == c_.microbatches);
+      loss += run_piece(step, i);
+    }
+    return loss;
+  }
+
+  double run_piece(int step, int microbatch) {
+    const at::Tensor loss =
+        call(*net_, test::integer_batch(model_, step, microbatch * group_.ranks() + group_.rank()));
+    loss.backward();
+    return loss.item<double>();
+  }
+
+  // A foreign optimizer: writes the shards in place and tells nobody.
+  void descend() {
+    const at::NoGradGuard no_grad;
+    for (at::Tensor shard : sharded_->shards()) shard.sub_(kRate * shard.grad());
+  }
+
+  void check_gradients(int step) {
+    const auto& expected = oracle_[static_cast<std::size_t>(step)].gradients;
+    const std::vector<at::Tensor> whole = sharded_->full_gradients();
+    const auto shards = sharded_->shards();
+    const auto parameters = sharded_->parameters();
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_TRUE(whole.at(i).defined()) << parameters[i].first << ", " << where(step);
+      EXPECT_TRUE(whole[i].equal(expected[i])) << "gradient of " << parameters[i].first << ", " << where(step);
+      if (c_.strategy == Strategy::no_shard) {  // here each rank has it whole
+        EXPECT_TRUE(shards[i].grad().equal(expected[i])) << "shard's gradient of " << parameters[i].first << ", "
+                                                         << where(step);
+      }
+    }
+  }
+
+  void check_weights(int step) {
+    const auto& expected = oracle_[static_cast<std::size_t>(step)].weights;
+    const std::vector<at::Tensor> whole = sharded_->full_weights();
+    const auto parameters = sharded_->parameters();
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(whole.at(i).equal(expected[i])) << parameters[i].first << ", " << where(step);
+    }
+  }
+
+  void check_rest(int step) {
+    if (c_.strategy == Strategy::optim_grads_params) {
+      EXPECT_TRUE(sharded_->at_rest()) << where(step);
+    }
+  }
+
+  // After a backward each weight's .grad is the guard, which cannot be read; during it there was none when fused.
+  void check_fusion() {
+    const auto weights = net_->parameters();
+    const int runs = kSteps * c_.microbatches * static_cast<int>(weights.size());
+    EXPECT_EQ(seen_->runs, runs) << "each accumulator runs once per backward";
+    EXPECT_EQ(seen_->gradients, c_.fused ? 0 : runs);
+    for (const at::Tensor& weight : weights) {
+      ASSERT_TRUE(weight.grad().defined());
+      EXPECT_THROW(weight.grad().sum(), std::exception);
+    }
+  }
+
+  void check_counters() {
+    const runtime::Counters counters = sharded_->counters();
+    EXPECT_EQ(counters.on_demand_gathers, 0);
+    EXPECT_EQ(counters.spills, 0);
+    EXPECT_EQ(counters.weight_overflows, 0);
+    const int units = model_.blocks + 1;
+    const int64_t passes = int64_t{2} * units * kSteps * c_.microbatches;
+    EXPECT_LE(counters.gathers, c_.strategy == Strategy::no_shard ? 0 : passes);
+  }
+
+  comm::PeerGroup& group_;
+  const Configuration c_;
+  const std::vector<OracleStep>& oracle_;
+  const IntegerModel model_;
+  std::shared_ptr<IntegerNet> net_;
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+  std::shared_ptr<GradientSpy::Seen> seen_ = std::make_shared<GradientSpy::Seen>();
+  std::shared_ptr<runtime::ShardedModel> sharded_;
+};
+
+class Parity : public testing::TestWithParam<Parameters> {};
+
+TEST_P(Parity, TrainsWithTheBitsOfOneProcess) {
+  const Configuration c = configuration_of(GetParam());
+  const std::vector<OracleStep> oracle =
+      test::integer_oracle({.tied = c.tied}, Descent{.steps = kSteps,
+                                                     .pieces = c.ranks * c.microbatches,
+                                                     .divisor = c.ranks == 3 ? 1 : c.ranks,
+                                                     .rate = kRate});
+  ASSERT_FALSE(HasFailure()) << "the oracle is not exact: nothing to compare with";
+  comm::run_thread_ranks(c.ranks, [&](comm::PeerGroup& group) { Rank(group, c, oracle).train(); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Integers, Parity,
+                         testing::Combine(testing::Values(1, 2, 3, 4),
+                                          testing::Values(Strategy::no_shard, Strategy::optim_grads_params),
+                                          testing::Values(1, 3), testing::Bool(), testing::Bool(), testing::Bool()),
+                         name_of);
+
+}  // namespace
+}  // namespace fsdpp

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <vector>
+
+#include "fsdpp/nn/embedding.h"
+#include "fsdpp/nn/linear.h"
+#include "tests/support/integer_model.h"
+
+namespace fsdpp::test {
+
+/// One block of the integer model, of our layers.
+class IntegerBlock : public torch::nn::Module {
+ public:
+  IntegerBlock(const IntegerModel& model, at::Generator& generator);
+  [[nodiscard]] at::Tensor forward(const at::Tensor& x) const;
+
+ private:
+  std::shared_ptr<nn::Linear> first_, second_;
+};
+
+/// The integer model of our layers, with the first weights of integer_weights(): not sharded yet.
+class IntegerNet : public torch::nn::Module {
+ public:
+  explicit IntegerNet(const IntegerModel& model);
+  /// sum(logits * coefficients), a scalar.
+  [[nodiscard]] at::Tensor forward(const IntegerBatch& batch) const;
+  /// The blocks, in order: the units.
+  [[nodiscard]] std::vector<std::shared_ptr<torch::nn::Module>> units() const;
+
+ private:
+  std::shared_ptr<nn::Embedding> embedding_;
+  std::vector<std::shared_ptr<IntegerBlock>> blocks_;
+  std::shared_ptr<nn::Linear> head_;  // null when tied
+};
+
+}  // namespace fsdpp::test

@@ -1,0 +1,122 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "fsdpp/base/error.h"
+#include "fsdpp/comm/connect.h"
+#include "fsdpp/runtime/fully_shard.h"
+#include "tests/support/small_model_net.h"
+
+namespace fsdpp::test {
+
+using runtime::Combine;
+using runtime::Options;
+using runtime::ShardedModel;
+using runtime::Strategy;
+
+/// A test that runs under both strategies with 1 to 4 thread ranks.
+class OnRanks : public ::testing::TestWithParam<std::tuple<Strategy, int>> {
+ public:
+  static Strategy strategy() { return std::get<0>(GetParam()); }
+  static int ranks() { return std::get<1>(GetParam()); }
+  static bool sharded() { return strategy() == Strategy::optim_grads_params; }
+  /// Sums, since a mean over three ranks is not exact.
+  static Options options() { return {.strategy = strategy(), .combine = Combine::sum}; }
+};
+
+inline std::string parameters_name(const ::testing::TestParamInfo<std::tuple<Strategy, int>>& info) {
+  return runtime::to_string(std::get<0>(info.param)) + "_on_" + std::to_string(std::get<1>(info.param));
+}
+
+inline auto all_ranks() {
+  return ::testing::Combine(::testing::Values(Strategy::no_shard, Strategy::optim_grads_params),
+                            ::testing::Values(1, 2, 3, 4));
+}
+
+inline Options sharded_sum() { return {.strategy = Strategy::optim_grads_params, .combine = Combine::sum}; }
+
+/// Runs `act` and returns the text of the E it throws; empty, with a failure, when it throws none.
+template <class E = UsageError, class Act>
+std::string thrown_text(Act&& act) {
+  try {
+    act();
+  } catch (const E& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+inline void expect_in(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text;
+}
+
+/// Bit for bit, shapes included.
+inline void expect_same(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
+  ASSERT_EQ(actual.defined(), expected.defined()) << what;
+  if (!actual.defined()) return;
+  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
+  EXPECT_TRUE(at::equal(actual, expected.detach())) << what << "\n" << actual << "\nexpected\n" << expected;
+}
+
+/// Runs `module`'s backward over `batches` as one process would, without sharding: gradients add up.
+inline void oracle_backward(SmallNet& net, const std::vector<at::Tensor>& batches) {
+  for (const at::Tensor& batch : batches) small_loss(net.run(batch)).backward();
+}
+
+/// Batches of all ranks for microbatch `index`.
+inline std::vector<at::Tensor> all_batches(int64_t dim, int ranks, int index = 0) {
+  std::vector<at::Tensor> batches;
+  for (int rank = 0; rank < ranks; ++rank) batches.push_back(small_batch(dim, rank, index));
+  return batches;
+}
+
+/// The reduced gradients are the oracle's. Parameters without a gradient there have zeros here, or none.
+inline void expect_gradients(ShardedModel& model, const torch::nn::Module& oracle) {
+  const std::vector<at::Tensor> gradients = model.full_gradients();
+  const auto names = model.parameters();
+  const auto expected = oracle.named_parameters();
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const at::Tensor* other = expected.find(names[i].first);
+    ASSERT_NE(other, nullptr) << names[i].first;
+    if (!other->requires_grad()) continue;
+    if (other->grad().defined()) {
+      expect_same(gradients[i], other->grad(), "gradient of " + names[i].first);
+    } else if (gradients[i].defined()) {
+      expect_same(gradients[i], at::zeros_like(gradients[i]), "gradient of unused " + names[i].first);
+    }
+  }
+}
+
+inline void expect_weights(ShardedModel& model, const torch::nn::Module& oracle) {
+  const std::vector<at::Tensor> weights = model.full_weights();
+  const auto names = model.parameters();
+  const auto expected = oracle.named_parameters();
+  for (std::size_t i = 0; i < names.size(); ++i) expect_same(weights[i], expected[names[i].first], names[i].first);
+}
+
+/// weight -= rate * gradient; exact for rates that are powers of two.
+inline void sgd(const std::vector<at::Tensor>& weights, double rate = 1.0 / 16) {
+  const at::NoGradGuard no_grad;
+  for (at::Tensor weight : weights) {
+    if (weight.grad().defined()) weight.sub_(weight.grad(), rate);
+  }
+}
+
+inline void clear(const torch::nn::Module& module) {
+  for (at::Tensor parameter : module.parameters()) parameter.mutable_grad().reset();
+}
+
+}  // namespace fsdpp::test

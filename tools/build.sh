@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Configures (when needed) and builds one preset.  Usage: tools/build.sh release [target ...]
+set -euo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.."
+preset=${1:?preset}
+shift
+[ -f build/tools.env ] || { echo "build: build/tools.env is missing: run tools/setup.sh first" >&2; exit 1; }
+# shellcheck source=/dev/null
+. build/tools.env
+export CXX=${CXX:-g++} CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_BASEDIR="$PWD"
+configured=build/$preset/.fsdpp-configured # newer than tools.env, or set-up has changed the tools or torch since
+[ "$configured" -nt build/tools.env ] || {
+  rm -f "$configured"
+  "$CMAKE" --preset "$preset" -DCMAKE_MAKE_PROGRAM="$NINJA"
+  touch "$configured"
+}
+"$CMAKE" --build "build/$preset" --parallel "$(nproc)" ${1:+--target "$@"}

@@ -1,0 +1,109 @@
+"""What tools/test.py and tools/sanitize.py share: running ctest, reading JUnit files, printing and keeping figures."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import xml.etree.ElementTree
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "build" / "results"
+OUTPUT_LIMIT = 20_000  # characters of one failed test's output that are printed; its end is the interesting part
+
+
+@dataclasses.dataclass
+class Case:
+    """One test that a JUnit file reports."""
+
+    name: str
+    outcome: str  # passed, failed or skipped
+    output: str  # what a failed test printed, or why a test was skipped
+
+
+def tools():
+    """The tools that tools/setup.sh found: {"CTEST": path, ...}; an empty value: there is none."""
+    text = (ROOT / "build" / "tools.env").read_text()
+    # Written with bash's %q, so bash reads it.
+    script = 'set -a; . build/tools.env; for name in "$@"; do printf "%s\\n" "${!name}"; done'
+    names = [line.split("=", 1)[0] for line in text.splitlines()]
+    values = subprocess.run(
+        ["bash", "-c", script, "bash", *names], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    return dict(zip(names, values, strict=True))
+
+
+def outcome_of(case):
+    """(outcome, output) of a <testcase> of ctest or pytest."""
+    output = "\n".join(part.text or "" for part in case if part.tag in ("system-out", "system-err"))
+    failure = next((part for part in case if part.tag in ("failure", "error")), None)
+    if failure is not None:
+        return "failed", "\n".join(filter(None, [failure.text or failure.get("message"), output]))
+    skip = case.find("skipped")
+    if skip is None and case.get("status", "run") == "run":
+        return "passed", ""
+    reason = (skip.get("message") if skip is not None else None) or "not run"
+    # ctest lists a test whose program is missing beside those that skip themselves: only the latter are skipped.
+    if case.get("status") == "notrun" and not reason.startswith("SKIP_"):
+        return "failed", "\n".join(filter(None, [reason, output]))
+    if reason.startswith("SKIP_"):  # the test's own words stand between GoogleTest's lines
+        reason = "\n".join(line for line in output.splitlines() if not re.match(r"\[|Running main|Note:", line))
+    return "skipped", reason
+
+
+def read_junit(path):
+    """The cases of a JUnit file; none when there is no file."""
+    if not path.exists():
+        return []
+    cases = []
+    for case in xml.etree.ElementTree.parse(path).iter("testcase"):
+        module = case.get("classname", "")
+        name = case.get("name", "?")
+        outcome, output = outcome_of(case)
+        cases.append(Case(name if module in ("", name) else f"{module}::{name}", outcome, output))
+    return cases
+
+
+def run_recorded(command, junit, what, environment=None):
+    """Runs a test command that writes `junit`, streaming its output; returns its cases.
+
+    An exit code that the cases do not explain is a failed case of its own, named `what`.
+    """
+    junit.parent.mkdir(parents=True, exist_ok=True)
+    junit.unlink(missing_ok=True)
+    print("+", " ".join(map(str, command)), flush=True)
+    code = subprocess.run(command, cwd=ROOT, env=os.environ | (environment or {})).returncode
+    cases = read_junit(junit)
+    if code != 0 and all(case.outcome != "failed" for case in cases):
+        cases.append(Case(what, "failed", f"{what} ended with exit code {code}; its output stands above"))
+    return cases
+
+
+def run_ctest(preset, junit, options, environment=None, prefix=()):
+    """Runs ctest in build/PRESET, two tests at a time; returns its cases."""
+    command = [*prefix, tools()["CTEST"], "--test-dir", f"build/{preset}", "-j2", "--output-junit", junit, *options]
+    return run_recorded(command, junit, "ctest", environment)
+
+
+def count(cases, outcome):
+    return sum(case.outcome == outcome for case in cases)
+
+
+def print_failures(cases):
+    """Prints the failed cases, each with its name and output, and why others were skipped."""
+    for case in cases:
+        if case.outcome == "skipped":
+            print(f"skipped: {case.name}: {' '.join(case.output.split())[:200]}")
+    for case in cases:
+        if case.outcome == "failed":
+            print(f"\n==== failed: {case.name}\n{case.output.strip()[-OUTPUT_LIMIT:]}")
+    names = [case.name for case in cases if case.outcome == "failed"]
+    if names:
+        print("\nfailed tests:\n  " + "\n  ".join(names))
+
+
+def write_figures(name, figures):
+    """Writes build/results/NAME.json."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
