@@ -7,7 +7,8 @@ shift
 [ -f build/tools.env ] || { echo "build: build/tools.env is missing: run tools/setup.sh first" >&2; exit 1; }
 # shellcheck source=/dev/null
 . build/tools.env
-export CXX=${CXX:-g++} CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_BASEDIR="$PWD"
+# ccache: the precompiled header is shared, and another checkout of the same sources hits too.
+export CXX=${CXX:-g++} CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
 configured=build/$preset/.fsdpp-configured # newer than tools.env, or set-up has changed the tools or torch since
 [ "$configured" -nt build/tools.env ] || {
   rm -f "$configured"

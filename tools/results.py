@@ -35,12 +35,14 @@ def tools():
 
 
 def outcome_of(case):
-    """(outcome, output) of a <testcase> of ctest or pytest."""
+    """(outcome, output) of a <testcase> of ctest, pytest or GoogleTest."""
     output = "\n".join(part.text or "" for part in case if part.tag in ("system-out", "system-err"))
     failure = next((part for part in case if part.tag in ("failure", "error")), None)
     if failure is not None:
         return "failed", "\n".join(filter(None, [failure.text or failure.get("message"), output]))
     skip = case.find("skipped")
+    if case.get("result") == "suppressed":  # GoogleTest's DISABLED_
+        return "skipped", "disabled"
     if skip is None and case.get("status", "run") == "run":
         return "passed", ""
     reason = (skip.get("message") if skip is not None else None) or "not run"

@@ -2,7 +2,7 @@
 """Builds and runs the unit and thread-rank tests under ASan with UBSan, then under TSan.
 
     .venv/bin/python tools/sanitize.py
-    .venv/bin/python tools/sanitize.py --only tsan --filter comm
+    .venv/bin/python tools/sanitize.py --only tsan --filter 'Comm*'
 
 Writes build/results/sanitize.json; exit code 0 only when tests ran under each and none failed. The suppression files
 in tools/sanitizers/ are for third parties alone.
@@ -22,7 +22,7 @@ EXIT_CODE = 66  # of a program that a sanitizer stopped
 SUPPRESSIONS = results.ROOT / "tools" / "sanitizers"
 
 
-def options(name, **settings):
+def sanitizer_options(name, **settings):
     """NAME_OPTIONS of a sanitizer: stop at the first report, with this project's suppressions."""
     settings = {"halt_on_error": 1, "exitcode": EXIT_CODE, "suppressions": SUPPRESSIONS / f"{name}.supp"} | settings
     return ":".join(f"{key}={value}" for key, value in settings.items())
@@ -30,12 +30,12 @@ def options(name, **settings):
 
 ENVIRONMENT = {
     "asan": {
-        "ASAN_OPTIONS": options("asan", detect_leaks=1, detect_stack_use_after_return=1, strict_string_checks=1),
+        "ASAN_OPTIONS": sanitizer_options("asan", detect_leaks=1, detect_stack_use_after_return=1, strict_string_checks=1),
         "LSAN_OPTIONS": f"suppressions={SUPPRESSIONS / 'lsan.supp'}:print_suppressions=0",
-        "UBSAN_OPTIONS": options("ubsan", print_stacktrace=1),
+        "UBSAN_OPTIONS": sanitizer_options("ubsan", print_stacktrace=1),
     },
     # The history keeps the other access's stack through the thousands of accesses between two waits.
-    "tsan": {"TSAN_OPTIONS": options("tsan", second_deadlock_stack=1, history_size=4)},
+    "tsan": {"TSAN_OPTIONS": sanitizer_options("tsan", second_deadlock_stack=1, history_size=4)},
 }
 
 
@@ -47,6 +47,17 @@ def fixed_addresses():
     return prefix if usable else []
 
 
+def cases_of(preset, programs):
+    """The single tests inside the programs that ctest ran. A program that a sanitizer stopped is one failed case."""
+    cases = []
+    for program in programs:
+        inside = results.read_junit(results.ROOT / "build" / preset / "Testing" / "cases" / f"{program.name}.xml")
+        cases += inside
+        if program.outcome == "failed" and all(case.outcome != "failed" for case in inside):
+            cases.append(program)
+    return cases
+
+
 def sanitize(preset, pattern):
     """Builds and runs one preset; returns its cases."""
     print(f"== {preset}: build", flush=True)
@@ -54,16 +65,17 @@ def sanitize(preset, pattern):
     if build.returncode:
         return [results.Case(f"{preset}: build", "failed", "the build failed; its output stands above")]
     print(f"== {preset}: tests", flush=True)
-    selection = ["-L", "^threads$", *(["-R", pattern] if pattern else [])]
+    shutil.rmtree(results.ROOT / "build" / preset / "Testing" / "cases", ignore_errors=True)
     prefix = fixed_addresses() if preset == "tsan" else []
-    environment = {"OMP_NUM_THREADS": "1"} | ENVIRONMENT[preset]
-    return results.run_ctest(preset, results.RESULTS / f"{preset}.xml", selection, environment, prefix)
+    environment = {"OMP_NUM_THREADS": "1", "GTEST_FILTER": pattern} | ENVIRONMENT[preset]
+    options = ["-L", "^threads$"]
+    return cases_of(preset, results.run_ctest(preset, results.RESULTS / f"{preset}.xml", options, environment, prefix))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(ENVIRONMENT), help="one of the two")
-    parser.add_argument("--filter", default="", help="only tests whose name matches (ctest -R)")
+    parser.add_argument("--filter", default="*", help="only these tests, as GTEST_FILTER says it")
     arguments = parser.parse_args()
     os.chdir(results.ROOT)
 

@@ -116,6 +116,15 @@ void Child::signal(int number) const noexcept {
   if (running_) kill(pid_, number);
 }
 
+void Child::ask_to_end(int number) const noexcept {
+  signal(number);
+  siginfo_t info{};
+  const auto id = static_cast<id_t>(pid_);
+  const bool stopped =
+      running_ && waitid(P_PID, id, &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid_;
+  if (stopped) signal(SIGKILL);
+}
+
 bool Child::reap() noexcept {
   if (!running_ || waitpid(pid_, &status_, WNOHANG) != pid_) return false;
   running_ = false;

@@ -105,7 +105,7 @@ class Launcher {
 
   /// Asks all to end, and kills those that have not after `grace`.
   void stop_all(int number, milliseconds grace) {
-    signal_all(number);
+    for (const auto& child : children_) child->ask_to_end(number);
     deadline_ = Clock::now() + grace;
   }
 

@@ -92,10 +92,11 @@ std::string memory_report(const runtime::ShardedModel& sharded,
                          " per rank at most for weights, gradients and AdamW; ", "one rank alone would hold ",
                          human_bytes(bytes.one_alone), " (", percent(bytes.per_rank, bytes.one_alone), ")\n");
   out += purpose_table(sharded) + "\n";
-  Table table({"process", "resident", "at most", "its share"});
+  Table table({"process", "resident", "at most", "without files", "its share"});
   for (size_t rank = 0; rank < residents.size(); ++rank) {
     const auto& r = residents[rank];
-    table.row({text("rank ", rank), human_bytes(r.now), human_bytes(r.peak), human_bytes(r.proportional)});
+    table.row({text("rank ", rank), human_bytes(r.now), human_bytes(r.peak), human_bytes(r.own),
+               human_bytes(r.proportional)});
   }
   return out + table.str();
 }

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -58,36 +59,36 @@ Prepared prepare(const Arguments& arguments, int ranks) {
   return {std::move(config), std::move(corpus)};
 }
 
-/// 128 plus the signal; every rank but one leaves a Ctrl-C to the terminal's prompt.
-int stopped(const std::string& message, bool speaks) {
-  if (speaks || interrupt_signal() != SIGINT) say(message);
+/// 128 plus the signal. A Ctrl-C meets all ranks at once: one of them says so.
+int stopped(const std::string& message, bool first) {
+  if (first || interrupt_signal() != SIGINT) say(message);
   return kSignalBase + interrupt_signal();
 }
 
-int train_command(int argc, char** argv) {
-  comm::Identity identity;
-  bool speaks = true;
+/// Does what the command line says, as one rank or as the launcher of several.
+int execute(int argc, char** argv, const comm::Identity& identity) {
+  const bool first = identity.rank == 0;
+  bool checked = false;  // from here on errors are a rank's own; before, every rank finds the same ones
   try {
-    identity = comm::identity_from_environment();
-    speaks = identity.rank == 0;
     const Arguments arguments = parse_arguments(argc, argv);
     if (!arguments.answer.empty()) {
-      if (speaks) std::fputs(arguments.answer.c_str(), stdout);
+      if (first) std::fputs(arguments.answer.c_str(), stdout);
       return 0;
     }
     const int ranks = ranks_of(identity, arguments);
     catch_interrupts();
-    Prepared prepared = prepare(arguments, ranks);
+    const Prepared prepared = prepare(arguments, ranks);
+    checked = true;
     if (ranks > identity.ranks) return launch(ranks, std::vector<std::string>(argv, argv + argc));
     train(prepared.config, prepared.corpus, identity);
     return 0;
   } catch (const UsageError& error) {
-    if (speaks) say(error.what());
+    if (first || checked) say(error.what());
     return kBadUsage;
   } catch (const Interrupted& error) {
-    return stopped(error.what(), speaks);
+    return stopped(error.what(), first);
   } catch (const PeerError& error) {
-    if (interrupted()) return stopped(error.what(), false);  // the peer was stopped a moment earlier
+    if (interrupted()) return kSignalBase + interrupt_signal();  // the peer heard the signal a moment earlier
     say(error.what());
     return kLostPeer;
   }
@@ -97,7 +98,10 @@ int train_command(int argc, char** argv) {
 
 int run(int argc, char** argv) noexcept {
   try {
-    return train_command(argc, argv);
+    return execute(argc, argv, comm::identity_from_environment());
+  } catch (const UsageError& error) {  // of the launcher's variables
+    say(error.what());
+    return kBadUsage;
   } catch (const c10::Error& error) {
     say(error.what_without_backtrace());
   } catch (const std::exception& error) {

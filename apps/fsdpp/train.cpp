@@ -65,7 +65,10 @@ class Run {
     if (!first) return;
     output_.text(text("\ntrained ", config_.train.steps, " steps in ", observe::human_seconds(train_s_), ", ",
                       static_cast<int64_t>(tokens_per_s()), " tokens/s; validation loss ", validation_loss_,
-                      " nats per byte\n\nsample\n------\n", data::escape_bytes(sample), "\n------\n"));
+                      " nats per byte"));
+    if (config_.sample.bytes > 0) {
+      output_.text(text("\nsample\n------\n", data::escape_bytes(sample), "\n------"));
+    }
     output_.text(text("\n", memory_report(trainer_.sharded(), residents)));
     const observe::Fields results = results_of(residents, sample);
     output_.event("end", results);
@@ -87,7 +90,7 @@ class Run {
                   .gradient_norm = result.gradient_norm,
                   .learning_rate = result.learning_rate,
                   .tokens_per_s = static_cast<double>(steps * trainer_.tokens_per_step()) / seconds,
-                  .memory_bytes = observe::resident().now,
+                  .memory_bytes = observe::resident().own,
                   .seconds_left = step_seconds_ / static_cast<double>(done) *
                                   static_cast<double>(config_.train.steps - done)},
                  seconds_since(begin_));
@@ -108,13 +111,14 @@ class Run {
   [[nodiscard]] std::vector<observe::Resident> all_residents() {
     const observe::Resident own = observe::resident();
     const std::array values = {static_cast<double>(own.now), static_cast<double>(own.peak),
-                               static_cast<double>(own.proportional)};
+                               static_cast<double>(own.own), static_cast<double>(own.proportional)};
     const std::vector<double> all = group_.exchange(values);
     std::vector<observe::Resident> out;
-    for (size_t i = 0; i + 2 < all.size(); i += values.size()) {
+    for (size_t i = 0; i + 3 < all.size(); i += values.size()) {
       out.push_back({.now = static_cast<int64_t>(all[i]),
                      .peak = static_cast<int64_t>(all[i + 1]),
-                     .proportional = static_cast<int64_t>(all[i + 2])});
+                     .own = static_cast<int64_t>(all[i + 2]),
+                     .proportional = static_cast<int64_t>(all[i + 3])});
     }
     return out;
   }
@@ -122,10 +126,11 @@ class Run {
   [[nodiscard]] observe::Fields results_of(const std::vector<observe::Resident>& residents,
                                            const std::string& sample) {
     const Held bytes = held(trainer_.sharded());
-    std::vector<int64_t> now, peak, proportional;
+    std::vector<int64_t> now, peak, without_files, proportional;
     for (const auto& r : residents) {
       now.push_back(r.now);
       peak.push_back(r.peak);
+      without_files.push_back(r.own);
       proportional.push_back(r.proportional);
     }
     return {{"val_loss", validation_loss_},
@@ -138,6 +143,7 @@ class Run {
             {"one_rank_alone_bytes", bytes.one_alone},
             {"resident_bytes", now},
             {"peak_resident_bytes", peak},
+            {"own_bytes", without_files},
             {"proportional_bytes", proportional},
             {"sample", sample}};
   }

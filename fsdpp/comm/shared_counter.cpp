@@ -54,8 +54,8 @@ WaitOutcome wait_asleep(SharedCounter& counter, uint32_t value, std::chrono::mil
   const Word word(counter.value);
   const CountedWaiter counted(counter.waiters);
   WaitClock clock(timeout);
-  std::optional<Trouble>
-      before;  // of the slice before: a peer that another rank just ended looks alive for a moment
+  // Kept while the peer seems alive again: one that another rank has just ended does, until it is taken down.
+  std::optional<Trouble> latest;
   while (true) {
     const uint32_t seen = word.load(std::memory_order_seq_cst);
     if (reached(seen, value)) return {WaitResult::reached, seen, std::nullopt};
@@ -64,12 +64,12 @@ WaitOutcome wait_asleep(SharedCounter& counter, uint32_t value, std::chrono::mil
     sleep_while(counter.value, seen, clock.slice());
     if (word.load(std::memory_order_relaxed) != seen) continue;
     const std::optional<Trouble> now = trouble();
+    if (now) latest = now;
     // Looked at again: a rank that raised its counter and then ended has done its part.
     const uint32_t last = word.load(std::memory_order_acquire);
     if (reached(last, value)) return {WaitResult::reached, last, std::nullopt};
     if (now && now->final) return {WaitResult::peer_lost, last, now};
-    if (!time_left) return {WaitResult::timed_out, last, now ? now : before};
-    before = now;
+    if (!time_left) return {WaitResult::timed_out, last, latest};
   }
 }
 

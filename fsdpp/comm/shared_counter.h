@@ -32,7 +32,7 @@ enum class WaitResult { reached, timed_out, peer_lost, interrupted };
 struct WaitOutcome {
   WaitResult result = WaitResult::reached;
   uint32_t seen = 0;
-  std::optional<Trouble> trouble;  // with the peer, when lost or timed out
+  std::optional<Trouble> trouble;  // the latest seen with the peer, when lost or timed out
 };
 
 /// Waits until `counter` has reached `value` (numbers wrap around: it is never 2^31 away). `trouble` is asked

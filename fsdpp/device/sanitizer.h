@@ -7,8 +7,8 @@
 // announces the bytes it reads and writes, in ASan builds memory between its lives is poisoned.
 
 #if defined(__SANITIZE_THREAD__)
-extern "C" void __tsan_read_range(void* address, unsigned long size);
-extern "C" void __tsan_write_range(void* address, unsigned long size);
+extern "C" void __tsan_read_range(void* address, long size);  // signed, as g++ knows them
+extern "C" void __tsan_write_range(void* address, long size);
 #endif
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -25,13 +25,13 @@ inline constexpr int64_t kRedZone = 0;
 
 inline void announce_read([[maybe_unused]] const void* begin, [[maybe_unused]] std::size_t bytes) {
 #if defined(__SANITIZE_THREAD__)
-  __tsan_read_range(const_cast<void*>(begin), bytes);
+  __tsan_read_range(const_cast<void*>(begin), static_cast<long>(bytes));
 #endif
 }
 
 inline void announce_write([[maybe_unused]] const void* begin, [[maybe_unused]] std::size_t bytes) {
 #if defined(__SANITIZE_THREAD__)
-  __tsan_write_range(const_cast<void*>(begin), bytes);
+  __tsan_write_range(const_cast<void*>(begin), static_cast<long>(bytes));
 #endif
 }
 

@@ -17,7 +17,7 @@ struct StepFigures {
   double gradient_norm = 0;  // global, before clipping
   double learning_rate = 0;
   double tokens_per_s = 0;   // all ranks together
-  int64_t memory_bytes = 0;  // resident, of this rank
+  int64_t memory_bytes = 0;  // of this rank's process
   double seconds_left = 0;
 };
 

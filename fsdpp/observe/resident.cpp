@@ -35,6 +35,7 @@ Resident resident() {
   const std::string status = contents("/proc/self/status");
   return {.now = kilobytes_line(status, "VmRSS"),
           .peak = kilobytes_line(status, "VmHWM"),
+          .own = kilobytes_line(status, "RssAnon") + kilobytes_line(status, "RssShmem"),
           .proportional = kilobytes_line(contents("/proc/self/smaps_rollup"), "Pss")};
 }
 

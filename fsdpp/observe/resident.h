@@ -9,6 +9,7 @@ namespace fsdpp::observe {
 struct Resident {
   int64_t now = 0;           // VmRSS: shared pages count in full
   int64_t peak = 0;          // VmHWM
+  int64_t own = 0;           // RssAnon + RssShmem: without files, which the system can read again
   int64_t proportional = 0;  // Pss: a page shared by n processes counts 1/n
 };
 

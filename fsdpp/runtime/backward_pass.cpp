@@ -107,6 +107,7 @@ void BackwardPass::begin_if_needed() {
   active_ = true;
   next_ = 0;
   completed_.clear();
+  leaving_.clear();
   std::fill(complete_.begin(), complete_.end(), false);
   std::fill(reached_.begin(), reached_.end(), false);
   std::fill(group_reduced_.begin(), group_reduced_.end(), false);
@@ -139,12 +140,27 @@ void BackwardPass::expect_from_graph() {
 void BackwardPass::reach(int unit) {
   begin_if_needed();
   const auto index = static_cast<std::size_t>(unit);
+  std::erase(leaving_, unit);
+  let_go();
   residency_.hold(unit, Hold::backward);
   residency_.drop_all(unit, Hold::prefetch);
   if (reached_[index]) return;
   reached_[index] = true;
   const int next = order_.arrive(unit);
   if (next >= 0 && !residency_.resident(next)) residency_.hold(next, Hold::prefetch);
+}
+
+void BackwardPass::keep(int unit) {
+  if (complete_[static_cast<std::size_t>(unit)] || residency_.resident(unit)) return;
+  residency_.hold(unit, Hold::backward);
+}
+
+void BackwardPass::let_go() {
+  for (const int unit : leaving_) {
+    order_.leave(unit);
+    residency_.drop_all(unit, Hold::backward);
+  }
+  leaving_.clear();
 }
 
 void BackwardPass::gather_on_demand(const Parameter& parameter) {
@@ -213,11 +229,9 @@ void BackwardPass::complete_unit(int unit) {
     frozen = frozen || !group->trainable;
     if (group->trainable) completed_.push_back(group);
   }
-  // Input gradients may still need frozen weights when the trainable ones are done: those stay to the end.
-  if (!frozen) {
-    order_.leave(unit);
-    residency_.drop_all(unit, Hold::backward);
-  }
+  // Input gradients may still need weights when the weights' own gradients are done: frozen ones, which stay to the
+  // end, or others through detach(), which stay until the next unit is reached.
+  if (!frozen) leaving_.push_back(unit);
   reduce_in_turn();
 }
 
@@ -230,8 +244,15 @@ void BackwardPass::reduce_in_turn() {
   }
 }
 
+void BackwardPass::abandon() {
+  if (!active_) return;
+  reducer_->forget();
+  finish();
+}
+
 void BackwardPass::finish() {
   if (!active_) return;
+  let_go();
   if (reducing()) {
     while (next_ < reduce_order_.size()) reducer_->reduce(*reduce_order_[next_++]);
     reducer_->finish();

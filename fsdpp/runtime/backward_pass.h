@@ -28,10 +28,14 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
 
   /// A hook of unit `unit` runs: begins the backward if none is active, gathers the unit and prefetches the next.
   void reach(int unit);
+  /// A tensor made inside `unit`'s forward by a unit within it is on its way back: unless `unit` is through with its
+  /// own gradients, its weights may be needed, though its own output may have no part in this backward.
+  void keep(int unit);
   [[nodiscard]] bool active() const noexcept { return active_; }
 
   /// The window's last backward (the default), or one whose gradients may stay unreduced.
   void set_last(bool last) noexcept { last_ = last; }
+  [[nodiscard]] bool last() const noexcept { return last_; }
 
   /// Trainable groups in the order of their reduces, equal on all ranks.
   void set_reduce_order(std::vector<ParameterGroup*> order) { reduce_order_ = std::move(order); }
@@ -39,9 +43,9 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   /// Groups in the order in which their gradients became complete in the last backward; only those that did.
   [[nodiscard]] const std::vector<ParameterGroup*>& completed() const noexcept { return completed_; }
 
-  /// Completes a backward that raised half-way: its missing contributions are zeros, so that the ranks' reduces stay
-  /// in step. Does nothing when none is active.
-  void finish();
+  /// Ends a backward that raised half-way: what was not reduced yet is forgotten, and reduced as empty, so that the
+  /// ranks stay in step. Does nothing when none is active.
+  void abandon();
   /// Called at the end of each backward that ran to its end.
   void on_finished(std::function<void()> callback) { on_finished_ = std::move(callback); }
 
@@ -61,7 +65,9 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
  private:
   void begin_if_needed();
   void expect_from_graph();
+  void finish();
   void complete_unit(int unit);
+  void let_go();
   void reduce_in_turn();
   [[nodiscard]] bool reducing() const noexcept;
   void require_not_reduced(const Parameter& parameter) const;
@@ -85,6 +91,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   std::vector<int> remaining_;      // per unit: expected parameters not seen yet
   std::vector<bool> complete_;      // per unit
   std::vector<bool> reached_;       // per unit: a hook of it has run in this backward
+  std::vector<int> leaving_;        // complete units that are kept until another one is reached
   std::vector<bool> group_reduced_; // per group id
   int64_t on_demand_gathers_ = 0;
 };

@@ -16,8 +16,8 @@
 namespace fsdpp::runtime {
 namespace {
 
-// The forward visits units as registered, the root around all; the backward visits them the other way round, the
-// root first (its output is the model's).
+// The forward visits units as registered, the root around all; the backward visits them the other way round,
+// the root first (its output is the model's).
 std::vector<int> forward_structure(std::size_t units) {
   std::vector<int> order(units);
   std::iota(order.begin(), order.end(), 0);
@@ -43,8 +43,8 @@ std::vector<std::vector<ParameterGroup*>> groups_by_unit(const std::vector<UnitS
 
 }  // namespace
 
-Core::Core(comm::PeerGroup& peer_group, std::shared_ptr<torch::nn::Module> root_module, std::vector<UnitState> unit_list,
-           Options given, std::unique_ptr<device::Device> lanes)
+Core::Core(comm::PeerGroup& peer_group, std::shared_ptr<torch::nn::Module> root_module,
+           std::vector<UnitState> unit_list, Options given, std::unique_ptr<device::Device> lanes)
     : group(peer_group),
       root(std::move(root_module)),
       units(std::move(unit_list)),
@@ -74,10 +74,12 @@ Core::Core(comm::PeerGroup& peer_group, std::shared_ptr<torch::nn::Module> root_
   slots = std::make_unique<SlotMemory>(*peers, trainable, layout::ArenaPlan::build({}), ledger);
   slots->replan(first_slot_plan());
   const float scale = options.combine == Combine::mean ? 1.0F / static_cast<float>(group.ranks()) : 1.0F;
-  reducer = sharded ? make_shard_reducer(*peers, *slots, scale, ledger) : make_replica_reducer(*peers, *slots, scale);
-  residency = std::make_unique<Residency>(*peers, *publisher, groups_by_unit(units, sharded), weight_plan(), ledger);
-  backward = std::make_shared<BackwardPass>(groups_by_unit(units, true), *reducer, *residency, backward_order, *device,
-                                            options.fused);
+  reducer = sharded ? make_shard_reducer(*peers, *slots, scale, ledger)
+                    : make_replica_reducer(*peers, *slots, scale);
+  residency =
+      std::make_unique<Residency>(*peers, *publisher, groups_by_unit(units, sharded), weight_plan(), ledger);
+  backward = std::make_shared<BackwardPass>(groups_by_unit(units, true), *reducer, *residency, backward_order,
+                                            *device, options.fused);
   backward->set_reduce_order([&] {
     std::vector<ParameterGroup*> order;
     for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
@@ -88,7 +90,9 @@ Core::Core(comm::PeerGroup& peer_group, std::shared_ptr<torch::nn::Module> root_
     return order;
   }());
   backward->on_finished([this] {
-    window_open_ = true;
+    // Who promised tells when the window ends; for the others its last backward ends it: what follows in the
+    // next declared window may come after an optimizer's step.
+    window_open_ = promised || !backward->last();
     backward_seen_ = true;
     orders_changed_ = backward_order.complete() || orders_changed_;
     for (UnitState& unit : units) unit.passes.complete_backward();
@@ -135,8 +139,8 @@ layout::ArenaPlan Core::weight_plan() const {
   return plan_weights(unit_sizes(), orders);
 }
 
-// Before a backward was seen: units one after another from the last to the first, the root's slot open all along.
-// Under no_shard the slots are the gradients: all live at once.
+// Before a backward was seen: units one after another from the last to the first, the root's slot open all
+// along. Under no_shard the slots are the gradients: all live at once.
 layout::ArenaPlan Core::first_slot_plan() const {
   std::vector<SlotUse> uses;
   for (int slot = slots->slots() - 1; slot >= 0; --slot) {
@@ -151,7 +155,9 @@ void Core::broadcast_from_first() {
   for (ParameterGroup* held : groups) {
     const auto bytes = held->main->bytes();
     const auto memory = group.allocate(bytes, "first weights of " + held->name);
-    if (group.rank() == 0) device->copy(device::LaneKind::gather, "first " + held->name, memory->peer(0), held->main->data(), bytes);
+    if (group.rank() == 0)
+      device->copy(device::LaneKind::gather, "first " + held->name, memory->peer(0), held->main->data(),
+                   bytes);
     group.barrier();
     device->copy(device::LaneKind::gather, "first " + held->name, held->main->data(), memory->peer(0), bytes);
     group.barrier();
@@ -176,8 +182,8 @@ uint64_t Core::reduce_vote() const {
   return hash;
 }
 
-// All ranks saw the same backward: its order of completion becomes the order of reduces, and slots are planned for
-// how they were used. What did not complete keeps its turn at the end.
+// All ranks saw the same backward: its order of completion becomes the order of reduces, and slots are
+// planned for how they were used. What did not complete keeps its turn at the end.
 void Core::adopt_reduce_order() {
   std::vector<ParameterGroup*> order = backward->completed();
   for (ParameterGroup* known : backward->reduce_order()) {
@@ -196,7 +202,8 @@ void Core::publish() {
   backward_seen_ = false;
   // Every peer has come here, so all pulls of the last backward are over.
   if (options.strategy != Strategy::no_shard && !backward->active()) slots->retire_all();
-  const bool agreed = votes[0] != 0 && std::all_of(votes.begin(), votes.end(), [&](uint64_t v) { return v == votes[0]; });
+  const bool agreed =
+      votes[0] != 0 && std::all_of(votes.begin(), votes.end(), [&](uint64_t v) { return v == votes[0]; });
   if (agreed) adopt_reduce_order();
   if (orders_changed_ && residency->at_rest()) {
     residency->arena().replan(weight_plan());
@@ -205,7 +212,7 @@ void Core::publish() {
 }
 
 void Core::begin_forward() {
-  if (torch::autograd::get_current_graph_task_id() == -1 && backward->active()) backward->finish();
+  if (torch::autograd::get_current_graph_task_id() == -1 && backward->active()) backward->abandon();
   residency->drop_all(Hold::prefetch);
   autocast_cache_ = at::autocast::is_autocast_cache_enabled();
   at::autocast::set_autocast_cache_enabled(false);  // it would hand out a copy of last step's weight
@@ -226,12 +233,12 @@ std::shared_ptr<Pass> Core::enter(int index) {
     backward->reach(index);  // a hold that the unit's own backward drops; no slot, no release of ours
     return pass;
   }
-  if (depth_ == 0) {
+  if (entered_.empty()) {
     begin_forward();
     root_pass_ = index == 0;
     if (root_pass_) order_of(*pass).begin();
   }
-  ++depth_;
+  entered_.push_back(index);
   residency->hold(index, Hold::forward);
   residency->drop_all(index, Hold::prefetch);
   if (root_pass_) {
@@ -243,10 +250,13 @@ std::shared_ptr<Pass> Core::enter(int index) {
 
 void Core::leave(const std::shared_ptr<Pass>& pass, const at::Tensor& output) {
   if (!pass->with_gradient() || !output.defined() || !output.requires_grad() || !output.grad_fn()) return;
-  output.register_hook([weak = std::weak_ptr<BackwardPass>(backward), pass](const at::Tensor&) {
+  std::vector<int> around = entered_;  // the units whose forward this one is part of
+  std::erase(around, pass->unit());
+  output.register_hook([weak = std::weak_ptr<BackwardPass>(backward), pass, around](const at::Tensor&) {
     if (const auto self = weak.lock()) {
       pass->move_to(Phase::backward);
       self->reach(pass->unit());
+      for (const int unit : around) self->keep(unit);
     }
   });
 }
@@ -262,7 +272,8 @@ void Core::finish(const std::shared_ptr<Pass>& pass, bool raised) {
       (index == 0 || (backward_order.expected().size() > 1 && backward_order.expected()[1].unit == index));
   if (comes_back_first) residency->hold(index, Hold::prefetch);
   residency->drop(index, Hold::forward);
-  if (--depth_ == 0) {
+  entered_.pop_back();
+  if (entered_.empty()) {
     if (root_pass_ && !raised) orders_changed_ = order_of(*pass).complete() || orders_changed_;
     end_forward(raised);
   }
@@ -292,7 +303,8 @@ void Core::check_parameters(const UnitState& unit) const {
                  torch::autograd::impl::try_get_grad_accumulator(full) != parameter->accumulator) {
         what = "its gradient accumulator was replaced";
       }
-      require(what == nullptr, "parameter ", parameter->name, " of unit ", unit.name, ": ", what == nullptr ? "" : what,
+      require(what == nullptr, "parameter ", parameter->name, " of unit ", unit.name, ": ",
+              what == nullptr ? "" : what,
               " since fully_shard(); make such changes before fully_shard(), or shard a new module");
     }
   }

@@ -77,9 +77,9 @@ class Core {
   void adopt_reduce_order();
   Order& order_of(const Pass& pass) { return pass.with_gradient() ? forward_order : evaluation_order; }
 
-  int depth_ = 0;                  // of nested unit forwards
+  std::vector<int> entered_;       // units of nested forwards, the outermost first
   bool root_pass_ = false;         // the outermost one is the root's
-  bool window_open_ = false;       // gradients since the last told change of weights
+  bool window_open_ = false;       // weights are as published until it closes
   bool orders_changed_ = false;    // a pass differed from what was planned
   bool backward_seen_ = false;     // one ran to its end since the last publication
   bool autocast_cache_ = false;    // to restore

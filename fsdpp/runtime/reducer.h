@@ -24,6 +24,8 @@ class Reducer {
   [[nodiscard]] virtual bool reduces_every_backward() const noexcept = 0;
   /// A backward begins.
   virtual void begin() = 0;
+  /// A backward raised half-way: contributions that were not reduced and that no gradient shows are dropped.
+  virtual void forget() = 0;
   /// Takes part in the reduce of `group`, whose contributions on this rank are complete.
   virtual void reduce(ParameterGroup& group) = 0;
   /// All groups of this backward have been reduced: gradients are readable when it returns.

@@ -15,6 +15,7 @@ class ReplicaReducer final : public Reducer {
       : peers_(peers), slots_(slots), scale_(scale), states_(static_cast<std::size_t>(slots.slots())) {
     for (int slot = 0; slot < slots_.slots(); ++slot) {
       states_[static_cast<std::size_t>(slot)].carried.resize(slots_.group(slot).parameters.size());
+      states_[static_cast<std::size_t>(slot)].version.resize(slots_.group(slot).parameters.size());
     }
   }
 
@@ -23,6 +24,7 @@ class ReplicaReducer final : public Reducer {
   [[nodiscard]] bool reduces_every_backward() const noexcept override { return false; }
 
   void begin() override { reduced_.clear(); }
+  void forget() override {}  // everything shows in the gradients
 
   void reduce(ParameterGroup& group) override;
   void finish() override;
@@ -31,17 +33,21 @@ class ReplicaReducer final : public Reducer {
   [[nodiscard]] int64_t spills() const noexcept override { return 0; }
 
  private:
-  // The accumulator is Partial from its first contribution to its reduce, or to zero_grad. The user sees it as the
-  // shards' gradients, so that any optimizer's zero_grad closes it.
+  // The accumulator is Partial from its first contribution to its reduce, or to zero_grad. The user sees it
+  // as the shards' gradients, so that any optimizer's zero_grad closes it.
   struct State {
     bool open = false;
-    uint32_t sequence = 0;              // of the last reduce
-    std::vector<at::Tensor> carried;    // per parameter: the reduced gradient that was there when it opened
+    uint32_t sequence = 0;            // of the last reduce
+    std::vector<at::Tensor> carried;  // per parameter: the reduced gradient that was there when it opened
+    std::vector<uint32_t>
+        version;  // per parameter: of the shard's gradient, which our own writes leave alone
   };
 
   State& state(int slot) { return states_[static_cast<std::size_t>(slot)]; }
   void open_slot(int slot);
   void forget_if_zeroed(Parameter& parameter, State& current);
+  [[nodiscard]] bool is_in_slot(const at::Tensor& gradient, const Parameter& parameter) const;
+  void take_back(Parameter& parameter, State& current);
   void put_in_slot(Parameter& parameter, int slot);
   std::vector<buffer::ReduceTarget> own_region(int slot);
 
@@ -56,25 +62,54 @@ class ReplicaReducer final : public Reducer {
 void ReplicaReducer::open_slot(int slot) {
   State& opened = state(slot);
   opened.open = true;
-  peers_.device().acquire(LaneKind::compute, "slot " + slots_.group(slot).name, slots_.range(slot));
   for (const auto& parameter : slots_.group(slot).parameters) {
     parameter->contributed = false;
     at::Tensor& gradient = parameter->shard.mutable_grad();
     if (gradient.defined()) gradient = gradient.detach().clone();
   }
+  peers_.device().acquire(LaneKind::compute, "slot " + slots_.group(slot).name, slots_.range(slot));
 }
 
-// zero_grad(set_to_none) since the last contribution: what was accumulated and carried is dropped.
+// zero_grad since the last contribution: what was accumulated and carried is dropped. With set_to_none the
+// shard has no gradient; without, somebody else wrote it and it is zero now (what was accumulated lies in it
+// and is gone).
 void ReplicaReducer::forget_if_zeroed(Parameter& parameter, State& current) {
-  if (!parameter.contributed || parameter.shard.grad().defined()) return;
-  parameter.contributed = false;
-  current.carried[static_cast<std::size_t>(parameter.index)].reset();
+  if (!parameter.contributed) return;
+  const auto index = static_cast<std::size_t>(parameter.index);
+  const at::Tensor& gradient = parameter.shard.grad();
+  if (!gradient.defined()) {
+    parameter.contributed = false;
+    current.carried[index].reset();
+  } else if (!is_in_slot(gradient, parameter)) {
+    take_back(parameter, current);
+  } else if (gradient._version() != current.version[index]) {
+    current.version[index] = gradient._version();
+    if (gradient.count_nonzero().item<int64_t>() == 0) current.carried[index].reset();
+  }
+}
+
+bool ReplicaReducer::is_in_slot(const at::Tensor& gradient, const Parameter& parameter) const {
+  const int slot = slots_.slot_of(*parameter.group);
+  return gradient.const_data_ptr() == slots_.gradient(slot, parameter).const_data_ptr() || gradient.numel() == 0;
+}
+
+// The user put a tensor of his own in the place of what was accumulated: that is what counts from here on.
+void ReplicaReducer::take_back(Parameter& parameter, State& current) {
+  at::Tensor& gradient = parameter.shard.mutable_grad();
+  require(gradient.sizes() == at::IntArrayRef(parameter.sizes), "the gradient of ", parameter.name,
+          " was replaced by one of sizes ", gradient.sizes(), "; expected ", at::IntArrayRef(parameter.sizes));
+  const at::Tensor view = slots_.gradient(slots_.slot_of(*parameter.group), parameter);
+  view.copy_(gradient);
+  gradient = slots_.gradient(slots_.slot_of(*parameter.group), parameter);
+  current.version[static_cast<std::size_t>(parameter.index)] = gradient._version();
 }
 
 void ReplicaReducer::put_in_slot(Parameter& parameter, int slot) {
+  const auto index = static_cast<std::size_t>(parameter.index);
   at::Tensor& gradient = parameter.shard.mutable_grad();
-  state(slot).carried[static_cast<std::size_t>(parameter.index)] = gradient;
+  state(slot).carried[index] = gradient;
   gradient = slots_.gradient(slot, parameter);
+  state(slot).version[index] = gradient._version();
 }
 
 GradSink ReplicaReducer::open(Parameter& parameter) {
@@ -117,14 +152,14 @@ void ReplicaReducer::reduce(ParameterGroup& group) {
   peers_.device().wait(LaneKind::reduce, peers_.device().record(LaneKind::compute));
   peers_.signal(LaneKind::reduce, "ready " + group.name, Channel::ready(group.id), sequence);
   peers_.wait_all(LaneKind::reduce, "ready " + group.name, Channel::ready(group.id), sequence);
-  buffer::reduce(peers_.device(), LaneKind::reduce, slots_.buffer(slot, layout::Placement::partial), own_region(slot),
-                 contributors(peers_, group, sequence), scale_);
+  buffer::reduce(peers_.device(), LaneKind::reduce, slots_.buffer(slot, layout::Placement::partial),
+                 own_region(slot), contributors(peers_, group, sequence), scale_);
   peers_.signal(LaneKind::reduce, "reduced " + group.name, Channel::reduced(group.id), sequence);
   reduced_.push_back({slot, static_cast<int>(reduced_.size())});
 }
 
-// Every rank has summed its own region; the others' regions are pulled into place. The slot is the user's gradient
-// from here on, so nobody may still read it when this returns.
+// Every rank has summed its own region; the others' regions are pulled into place. The slot is the user's
+// gradient from here on, so nobody may still read it when this returns.
 void ReplicaReducer::finish() {
   const at::NoGradGuard no_grad;
   for (const SlotUse& use : reduced_) {

@@ -12,13 +12,14 @@ using device::LaneKind;
 Residency::Residency(Peers& peers, Publisher& publisher, std::vector<std::vector<ParameterGroup*>> units,
                      layout::ArenaPlan plan, std::shared_ptr<device::Ledger> ledger)
     : peers_(peers), publisher_(publisher), arena_(peers.device(), std::move(plan), std::move(ledger)) {
-  for (auto& groups : units) entries_.push_back({std::move(groups), {}, nullptr, 0});
+  for (auto& groups : units) entries_.push_back({.groups = std::move(groups)});
 }
 
 void Residency::hold(int unit, Hold kind) {
   Entry& entry = entries_.at(static_cast<std::size_t>(unit));
   ++entry.holds[static_cast<std::size_t>(kind)];
   if (entry.memory == nullptr || entry.epoch != publisher_.epoch()) gather(unit);
+  if (kind != Hold::prefetch) await(unit);
 }
 
 void Residency::drop(int unit, Hold kind) {
@@ -64,11 +65,21 @@ void Residency::gather(int unit) {
     place += round_up(group->full_bytes(), kAlignment);
   }
   entry.epoch = publisher_.epoch();
-  peers_.device().wait(LaneKind::compute, peers_.device().record(LaneKind::gather));
+  entry.gathered = peers_.device().record(LaneKind::gather);
+  entry.awaited = false;
+}
+
+// The compute lane waits when it is about to use the weights, not while they are prefetched under other work.
+void Residency::await(int unit) {
+  Entry& entry = entries_[static_cast<std::size_t>(unit)];
+  if (entry.memory == nullptr || entry.awaited) return;
+  peers_.device().wait(LaneKind::compute, entry.gathered);
+  entry.awaited = true;
 }
 
 void Residency::release(int unit) {
   Entry& entry = entries_[static_cast<std::size_t>(unit)];
+  await(unit);  // a prefetch that nobody used may still be under way
   for (ParameterGroup* group : entry.groups) group->detach();
   arena_.release(unit);
   entry.memory = nullptr;

@@ -43,9 +43,12 @@ class Residency {
     std::array<int, kHoldKinds> holds{};
     std::byte* memory = nullptr;  // null: released
     uint32_t epoch = 0;           // of the weights in it
+    device::Event gathered;       // on the gather lane: they are complete
+    bool awaited = true;          // the compute lane waits for that
   };
 
   void gather(int unit);
+  void await(int unit);
   void release(int unit);
 
   Peers& peers_;

@@ -31,6 +31,8 @@ class ShardReducer final : public Reducer {
 
   void begin() override { uses_.clear(); }
 
+  void forget() override;
+
   void reduce(ParameterGroup& group) override;
 
   void finish() override {
@@ -47,7 +49,8 @@ class ShardReducer final : public Reducer {
     bool open = false;          // holds contributions of this backward
     device::HostMemory spill;   // not empty: they are here instead of in the slot
     int opened = 0;             // reduces before the first contribution
-    uint32_t sequence = 0;      // of the last reduce
+    uint32_t sequence = 0;     // of the last reduce
+    device::Event pulled;      // on the reduce lane: our own pull of it
   };
 
   State& state(int slot) { return states_[static_cast<std::size_t>(slot)]; }
@@ -84,6 +87,14 @@ bool ShardReducer::bytes_in_use(int slot) {
   return false;
 }
 
+void ShardReducer::forget() {
+  for (int slot = 0; slot < slots_.slots(); ++slot) {
+    state(slot).open = false;
+    state(slot).spill = {};
+    for (const auto& parameter : slots_.group(slot).parameters) parameter->contributed = false;
+  }
+}
+
 void ShardReducer::open_slot(int slot) {
   State& opened = state(slot);
   opened.open = true;
@@ -104,8 +115,8 @@ void ShardReducer::claim(int slot) {
     if (!same_bytes || state(other).sequence == 0) continue;
     const ParameterGroup& group = slots_.group(other);
     peers_.wait_all(LaneKind::compute, "pulled " + group.name, Channel::pulled(group.id), state(other).sequence);
+    peers_.device().wait(LaneKind::compute, state(other).pulled);  // not the reduce just launched
   }
-  peers_.device().wait(LaneKind::compute, peers_.device().record(LaneKind::reduce));  // our own pull of it, too
   peers_.device().acquire(LaneKind::compute, "slot " + slots_.group(slot).name, slots_.range(slot));
 }
 
@@ -135,11 +146,11 @@ void ShardReducer::move_into_slot(int slot) {
 void ShardReducer::reduce(ParameterGroup& group) {
   const int slot = slots_.slot_of(group);
   State& current = state(slot);
-  const uint32_t sequence = ++current.sequence;
   if (current.open) {
     zero_missing(peers_.device(), group, place(slot));
-    if (current.spill.data() != nullptr) move_into_slot(slot);
+    if (current.spill.data() != nullptr) move_into_slot(slot);  // waits for pulls of the reduce before this one
   }
+  const uint32_t sequence = ++current.sequence;
   peers_.set_contributed(group.id, sequence, current.open);
   peers_.device().wait(LaneKind::reduce, peers_.device().record(LaneKind::compute));
   peers_.signal(LaneKind::reduce, "ready " + group.name, Channel::ready(group.id), sequence);
@@ -148,22 +159,33 @@ void ShardReducer::reduce(ParameterGroup& group) {
   buffer::reduce(peers_.device(), LaneKind::reduce, slots_.buffer(slot, layout::Placement::partial), targets(group),
                  ranks, scale_);
   peers_.signal(LaneKind::reduce, "pulled " + group.name, Channel::pulled(group.id), sequence);
+  current.pulled = peers_.device().record(LaneKind::reduce);
   uses_.push_back({slot, current.open ? current.opened : static_cast<int>(uses_.size())});
   current.open = false;
   for (const auto& parameter : group.parameters) parameter->contributed = false;
 }
 
-// Fresh memory for the gradient shard, unless the old one is ours alone.
+// Fresh memory for the gradient shard, unless nobody but us and the shards' gradients holds the old one.
 void ShardReducer::renew_gradient(ParameterGroup& group) {
-  const bool kept = std::any_of(group.parameters.begin(), group.parameters.end(),
-                                [](const auto& parameter) { return parameter->shard.grad().defined(); });
-  if (group.gradient.defined() && (kept || group.gradient.storage().use_count() == 1)) return;
+  if (group.gradient.defined()) {
+    std::size_t ours = 1;
+    for (const auto& parameter : group.parameters) {
+      const at::Tensor& gradient = parameter->shard.grad();
+      if (gradient.defined() && gradient.is_alias_of(group.gradient)) ++ours;
+    }
+    if (group.gradient.storage().use_count() == ours) return;
+  }
   const int64_t bytes = group.layout->shard_numel() * static_cast<int64_t>(sizeof(float));
   if (!group.gradient.defined()) {
     ledger_->add(kPurpose, bytes);
     held_ += bytes;
   }
   group.gradient = at::empty({group.layout->shard_numel()}, at::kFloat);
+}
+
+// Not a view in autograd's eyes: torch's optimizers detach_() gradients, which views refuse.
+at::Tensor piece_of(const at::Tensor& whole, int64_t offset, int64_t count) {
+  return at::empty({0}, at::kFloat).set_(whole.storage(), offset, {count}, {1});
 }
 
 // As `.grad` always did: stored where there is none, else added.
@@ -175,7 +197,7 @@ std::vector<buffer::ReduceTarget> ShardReducer::targets(ParameterGroup& group) {
     Parameter& parameter = *group.parameters[static_cast<std::size_t>(segment.parameter)];
     at::Tensor& gradient = parameter.shard.mutable_grad();
     const bool add = gradient.defined();
-    if (!add) gradient = group.gradient.narrow(0, segment.shard_offset, segment.count);
+    if (!add) gradient = piece_of(group.gradient, segment.shard_offset, segment.count);
     require(gradient.scalar_type() == at::kFloat && gradient.is_contiguous() && gradient.numel() == segment.count,
             "the gradient of ", parameter.name, "'s shard was replaced by one of ", gradient.numel(),
             " elements of type ", gradient.dtype().name(), "; expected ", segment.count,

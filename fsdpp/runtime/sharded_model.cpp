@@ -21,20 +21,22 @@ void cut(const ParameterGroup& group, const at::Tensor& flat, std::vector<at::Te
     const Parameter& parameter = *parameters[i];
     if (parameter.group != &group) continue;
     const int64_t offset = group.layout->parameter_offset(parameter.index);
-    whole[i] = flat.narrow(0, offset, group.layout->parameter_numel(parameter.index)).view(parameter.sizes).clone();
+    whole[i] =
+        flat.narrow(0, offset, group.layout->parameter_numel(parameter.index)).view(parameter.sizes).clone();
   }
 }
 
-// This rank's gradients of `group` at their places in a shard; returns whether each parameter has one here.
-std::vector<double> fill_gradient_shard(const ParameterGroup& group, int rank, bool whole, float* shard) {
-  std::vector<double> defined;
-  for (const auto& parameter : group.parameters) defined.push_back(parameter->shard.grad().defined() ? 1 : 0);
+// This rank's gradients of `group` at their places in a shard, and behind it, per parameter, whether it has
+// one here.
+void fill_gradient_shard(const ParameterGroup& group, int rank, bool whole, float* shard) {
+  float* defined = shard + group.layout->shard_numel();
+  for (const auto& parameter : group.parameters) *defined++ = parameter->shard.grad().defined() ? 1 : 0;
   for (const layout::Segment& segment : group.layout->segments(rank)) {
     const at::Tensor gradient = group.parameters[static_cast<std::size_t>(segment.parameter)]->shard.grad();
     if (!gradient.defined()) continue;
-    copy_elements(gradient, whole ? segment.parameter_offset : 0, segment.count, shard + segment.shard_offset);
+    copy_elements(gradient, whole ? segment.parameter_offset : 0, segment.count,
+                  shard + segment.shard_offset);
   }
-  return defined;
 }
 
 }  // namespace
@@ -76,7 +78,9 @@ comm::PeerGroup& ShardedModel::group() const { return core_->group; }
 device::Device& ShardedModel::device() const { return *core_->device; }
 bool ShardedModel::at_rest() const { return core_->residency->at_rest(); }
 std::shared_ptr<Pass> ShardedModel::enter(int unit) { return core_->enter(unit); }
-void ShardedModel::leave(const std::shared_ptr<Pass>& pass, const at::Tensor& output) { core_->leave(pass, output); }
+void ShardedModel::leave(const std::shared_ptr<Pass>& pass, const at::Tensor& output) {
+  core_->leave(pass, output);
+}
 void ShardedModel::finish(const std::shared_ptr<Pass>& pass, bool raised) { core_->finish(pass, raised); }
 
 std::vector<UnitReport> ShardedModel::units() const {
@@ -107,9 +111,9 @@ std::string ShardedModel::memory_plan() const {
   const layout::ArenaPlan& weights = core_->residency->arena().plan();
   const layout::ArenaPlan& slots = core_->slots->plan();
   return text("full weights: arena of ", human_bytes(weights.bytes()), " for ", weights.buffers().size(),
-              " units (no plan needs less than ", human_bytes(weights.lower_bound_bytes()), "); gradient slots: ",
-              human_bytes(slots.bytes()), " for ", slots.buffers().size(), " groups; published weights: ",
-              human_bytes(core_->publisher->bytes()));
+              " units (no plan needs less than ", human_bytes(weights.lower_bound_bytes()),
+              "); gradient slots: ", human_bytes(slots.bytes()), " for ", slots.buffers().size(),
+              " groups; published weights: ", human_bytes(core_->publisher->bytes()));
 }
 
 std::vector<at::Tensor> ShardedModel::full_weights() {
@@ -138,19 +142,25 @@ std::vector<at::Tensor> ShardedModel::full_gradients() {
   for (const ParameterGroup* group : core_->groups) {
     if (!group->trainable) continue;
     const int64_t count = group->layout->shard_numel();
-    const auto memory = core_->group.allocate(static_cast<std::size_t>(count) * sizeof(float), "gradients to read");
+    const std::size_t parameters = group->parameters.size();
+    const auto memory = core_->group.allocate((static_cast<std::size_t>(count) + parameters) * sizeof(float),
+                                              "gradients to read");
     const int rank = core_->group.rank();
-    const auto defined = fill_gradient_shard(*group, rank, replicated, reinterpret_cast<float*>(memory->peer(rank)));
+    fill_gradient_shard(*group, rank, replicated, reinterpret_cast<float*>(memory->peer(rank)));
     core_->group.barrier();
     at::Tensor flat = at::empty({group->layout->full_numel()}, at::kFloat);
+    std::vector<bool> defined(parameters, true);  // on every rank
     for (int r = 0; r < core_->group.ranks(); ++r) {
-      std::memcpy(flat.data_ptr<float>() + r * count, memory->peer(r), static_cast<std::size_t>(count) * sizeof(float));
+      const auto* shard = reinterpret_cast<const float*>(memory->peer(r));
+      std::memcpy(flat.data_ptr<float>() + r * count, shard, static_cast<std::size_t>(count) * sizeof(float));
+      for (std::size_t i = 0; i < parameters; ++i)
+        defined[i] = defined[i] && shard[count + static_cast<int64_t>(i)] != 0;
     }
     core_->group.barrier();
     cut(*group, flat, whole, core_->parameters);
     for (std::size_t i = 0; i < whole.size(); ++i) {
       const Parameter& parameter = *core_->parameters[i];
-      if (parameter.group == group && defined[static_cast<std::size_t>(parameter.index)] == 0) whole[i].reset();
+      if (parameter.group == group && !defined[static_cast<std::size_t>(parameter.index)]) whole[i].reset();
     }
   }
   return whole;
@@ -162,8 +172,9 @@ void ShardedModel::load_weights(const std::vector<at::Tensor>& weights) {
           core_->parameters.size(), " parameters; give one per entry of parameters()");
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const Parameter& parameter = *core_->parameters[i];
-    require(weights[i].sizes() == at::IntArrayRef(parameter.sizes), "load_weights: parameter ", parameter.name,
-            " has sizes ", at::IntArrayRef(parameter.sizes), " but the tensor given has ", weights[i].sizes());
+    require(weights[i].sizes() == at::IntArrayRef(parameter.sizes), "load_weights: parameter ",
+            parameter.name, " has sizes ", at::IntArrayRef(parameter.sizes), " but the tensor given has ",
+            weights[i].sizes());
   }
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const Parameter& parameter = *core_->parameters[i];

@@ -4,10 +4,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include "fsdpp/comm/host_memory.h"
 #include "fsdpp/comm/introduction.h"
 #include "fsdpp/comm/process.h"
+#include "fsdpp/comm/shared_counter.h"
 #include "fsdpp/comm/sum.h"
 #include "tests/dist/gates.h"
 
@@ -65,6 +68,33 @@ TEST(Sum, OfNothingIsZero) {
   EXPECT_EQ(out, (std::vector<float>{1.0F, 2.0F}));
   sum_in_rank_order(out.data(), {}, 2, 3.0F, false);
   EXPECT_EQ(out, (std::vector<float>{0.0F, 0.0F}));
+}
+
+TEST(SharedCounters, ATroubleSeenEarlierIsToldAtTheTimeout) {
+  // A stopped peer that another rank has just ended looks alive for a moment: that must not be the last word.
+  SharedCounter counter{};
+  int asked = 0;
+  const WaitOutcome outcome =
+      wait_for(counter, 1, std::chrono::milliseconds(250), [&]() -> std::optional<Trouble> {
+        if (asked++ > 0) return std::nullopt;
+        return Trouble{"process 4711 is stopped", false};
+      });
+  EXPECT_EQ(outcome.result, WaitResult::timed_out);
+  EXPECT_GT(asked, 1);
+  ASSERT_TRUE(outcome.trouble);
+  EXPECT_EQ(outcome.trouble->what, "process 4711 is stopped");
+}
+
+TEST(SharedCounters, NumbersWrapAround) {
+  SharedCounter counter{};
+  const auto alive = [] { return std::optional<Trouble>(); };
+  raise(counter, UINT32_MAX);
+  EXPECT_EQ(wait_for(counter, UINT32_MAX - 1, std::chrono::milliseconds(1), alive).result,
+            WaitResult::reached);
+  EXPECT_EQ(wait_for(counter, 0, std::chrono::milliseconds(1), alive).result, WaitResult::timed_out);
+  raise(counter, 0);
+  EXPECT_EQ(wait_for(counter, UINT32_MAX, std::chrono::milliseconds(1), alive).result, WaitResult::reached);
+  EXPECT_EQ(wait_for(counter, 0, std::chrono::milliseconds(1), alive).result, WaitResult::reached);
 }
 
 /// A folder with the files of /proc and /sys that limits are read from.

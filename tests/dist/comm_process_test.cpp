@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <fstream>
+#include <ostream>
 #include <set>
 #include <sstream>
 #include <string>
@@ -190,6 +191,7 @@ TEST(CommProcess, DifferentNumbersOfRanksAreAnErrorOnEveryRank) {
 struct Hit {
   const char* point;
   int victim;
+  friend void PrintTo(const Hit& hit, std::ostream* out) { *out << hit.point << " of rank " << hit.victim; }
 };
 
 class Hits : public testing::TestWithParam<Hit> {};

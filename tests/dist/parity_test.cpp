@@ -1,5 +1,7 @@
 // Every configuration trains with the bits of plain libtorch on one process and the whole batch.
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -10,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "fsdpp/base/error.h"
 #include "fsdpp/comm/connect.h"
 #include "fsdpp/runtime/call.h"
 #include "fsdpp/runtime/fully_shard.h"
@@ -46,19 +49,21 @@ Configuration configuration_of(const Parameters& parameters) {
 
 std::string name_of(const testing::TestParamInfo<Parameters>& info) {
   const Configuration c = configuration_of(info.param);
-  return text("Ranks", c.ranks, c.strategy == Strategy::no_shard ? "_NoShard" : "_OptimGradsParams", "_Microbatches",
-              c.microbatches, c.set_to_none ? "_SetToNone" : "_SetToZero", c.tied ? "_Tied" : "_Untied",
-              c.fused ? "_Fused" : "_Unfused");
+  return text("Ranks", c.ranks, c.strategy == Strategy::no_shard ? "_NoShard" : "_OptimGradsParams",
+              "_Microbatches", c.microbatches, c.set_to_none ? "_SetToNone" : "_SetToZero",
+              c.tied ? "_Tied" : "_Untied", c.fused ? "_Fused" : "_Unfused");
 }
 
-// Sees each weight right after its accumulator ran and before the runtime does: the hook is older than the sharding.
+// Sees each weight right after its accumulator ran and before the runtime does: the hook is older than the
+// sharding.
 class GradientSpy final : public torch::autograd::FunctionPostHook {
  public:
   struct Seen {
     int runs = 0;
     int gradients = 0;  // a .grad of the weight's own was there
   };
-  GradientSpy(at::Tensor weight, std::shared_ptr<Seen> seen) : weight_(std::move(weight)), seen_(std::move(seen)) {}
+  GradientSpy(at::Tensor weight, std::shared_ptr<Seen> seen)
+      : weight_(std::move(weight)), seen_(std::move(seen)) {}
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list&) override {
@@ -96,7 +101,8 @@ class Rank {
     for (int step = 0; step < kSteps; ++step) {
       zero_gradients(step);
       const double loss = forward_and_backward(step);
-      EXPECT_EQ(group_.sum(std::array{loss}).at(0), oracle_[static_cast<std::size_t>(step)].loss) << where(step);
+      EXPECT_EQ(group_.sum(std::array{loss}).at(0), oracle_[static_cast<std::size_t>(step)].loss)
+          << where(step);
       check_gradients(step);
       check_rest(step);
       descend();
@@ -152,21 +158,47 @@ class Rank {
     const auto parameters = sharded_->parameters();
     for (std::size_t i = 0; i < expected.size(); ++i) {
       ASSERT_TRUE(whole.at(i).defined()) << parameters[i].first << ", " << where(step);
-      EXPECT_TRUE(whole[i].equal(expected[i])) << "gradient of " << parameters[i].first << ", " << where(step);
+      EXPECT_TRUE(whole[i].equal(expected[i]))
+          << "gradient of " << parameters[i].first << ", " << where(step);
       if (c_.strategy == Strategy::no_shard) {  // here each rank has it whole
-        EXPECT_TRUE(shards[i].grad().equal(expected[i])) << "shard's gradient of " << parameters[i].first << ", "
-                                                         << where(step);
+        EXPECT_TRUE(shards[i].grad().equal(expected[i]))
+            << "shard's gradient of " << parameters[i].first << ", " << where(step);
       }
     }
   }
 
+  // After each step from the shards; from full_weights() after odd steps only, since it publishes the
+  // weights: after even steps the next forward has to do that by itself.
   void check_weights(int step) {
     const auto& expected = oracle_[static_cast<std::size_t>(step)].weights;
-    const std::vector<at::Tensor> whole = sharded_->full_weights();
+    const auto shards = sharded_->shards();
     const auto parameters = sharded_->parameters();
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(joined(shards.at(i)).equal(expected[i].reshape({-1})))
+          << "shards of " << parameters[i].first << ", " << where(step);
+    }
+    if (step % 2 == 0) return;
+    const std::vector<at::Tensor> whole = sharded_->full_weights();
     for (std::size_t i = 0; i < expected.size(); ++i) {
       EXPECT_TRUE(whole.at(i).equal(expected[i])) << parameters[i].first << ", " << where(step);
     }
+  }
+
+  // The ranks' pieces of one parameter, one after another; under no_shard each rank's own.
+  [[nodiscard]] at::Tensor joined(const at::Tensor& shard) {
+    if (c_.strategy == Strategy::no_shard) return shard.detach().reshape({-1});
+    std::vector<double> own(comm::PeerGroup::kMaxExchange);
+    own[0] = static_cast<double>(shard.numel());
+    for (int64_t i = 0; i < shard.numel(); ++i)
+      own.at(static_cast<std::size_t>(i) + 1) = shard.data_ptr<float>()[i];
+    const std::vector<double> all = group_.exchange(own);
+    std::vector<float> values;
+    for (std::size_t first = 0; first < all.size(); first += own.size()) {
+      for (std::size_t i = 1; i <= static_cast<std::size_t>(all[first]); ++i) {
+        values.push_back(static_cast<float>(all[first + i]));
+      }
+    }
+    return at::tensor(values);
   }
 
   void check_rest(int step) {
@@ -175,7 +207,8 @@ class Rank {
     }
   }
 
-  // After a backward each weight's .grad is the guard, which cannot be read; during it there was none when fused.
+  // After a backward each weight's .grad is the guard, which cannot be read; during it there was none when
+  // fused.
   void check_fusion() {
     const auto weights = net_->parameters();
     const int runs = kSteps * c_.microbatches * static_cast<int>(weights.size());
@@ -210,6 +243,7 @@ class Rank {
 class Parity : public testing::TestWithParam<Parameters> {};
 
 TEST_P(Parity, TrainsWithTheBitsOfOneProcess) {
+  at::set_num_threads(1);  // the ranks are threads already
   const Configuration c = configuration_of(GetParam());
   const std::vector<OracleStep> oracle =
       test::integer_oracle({.tied = c.tied}, Descent{.steps = kSteps,
@@ -223,7 +257,8 @@ TEST_P(Parity, TrainsWithTheBitsOfOneProcess) {
 INSTANTIATE_TEST_SUITE_P(Integers, Parity,
                          testing::Combine(testing::Values(1, 2, 3, 4),
                                           testing::Values(Strategy::no_shard, Strategy::optim_grads_params),
-                                          testing::Values(1, 3), testing::Bool(), testing::Bool(), testing::Bool()),
+                                          testing::Values(1, 3), testing::Bool(), testing::Bool(),
+                                          testing::Bool()),
                          name_of);
 
 }  // namespace

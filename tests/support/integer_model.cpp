@@ -36,8 +36,8 @@ at::Tensor integers(int64_t low, int64_t high, at::IntArrayRef sizes, at::Scalar
   return at::randint(low, high + 1, sizes, generator, at::TensorOptions().dtype(dtype));
 }
 
-// The proof that a computation has no rounding: what is added are multiples of 2^-fraction_bits, and the sum of
-// their magnitudes, thus any partial sum, stays below 2^24 of these.
+// The proof that a computation has no rounding: what is added are multiples of 2^-fraction_bits, and the sum
+// of their magnitudes, thus any partial sum, stays below 2^24 of these.
 class Exactness {
  public:
   // `magnitudes`: sums of absolute values of the terms.
@@ -58,10 +58,12 @@ class Exactness {
   // y = x w^T + b, and later the gradients of all three.
   void linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b, const at::Tensor& y,
               const std::string& what) const {
-    const at::Tensor bias = b.defined() ? b.detach().abs() : at::zeros({w.size(0)}, w.options().requires_grad(false));
+    const at::Tensor bias =
+        b.defined() ? b.detach().abs() : at::zeros({w.size(0)}, w.options().requires_grad(false));
     const int bits = fraction_bits(x) + fraction_bits(w);
     sum(at::linear(x.detach().abs(), w.detach().abs(), bias), std::max(bits, fraction_bits(bias)), what);
-    y.register_hook([this, what, xs = x.detach().reshape({-1, x.size(-1)}), ws = w.detach()](const at::Tensor& grad) {
+    y.register_hook([this, what, xs = x.detach().reshape({-1, x.size(-1)}),
+                     ws = w.detach()](const at::Tensor& grad) {
       const at::Tensor g = grad.detach().reshape({-1, grad.size(-1)});
       sum(at::mm(g.abs().t(), xs.abs()), fraction_bits(g) + fraction_bits(xs), what + ", weight gradient");
       sum(at::mm(g.abs(), ws.abs()), fraction_bits(g) + fraction_bits(ws), what + ", input gradient");
@@ -113,18 +115,22 @@ IntegerBatch whole_batch(const IntegerModel& model, int step, int pieces, at::Sc
 std::vector<OracleStep> train(const IntegerModel& model, const Descent& descent, at::ScalarType dtype,
                               const Exactness* proof) {
   std::vector<at::Tensor> weights;
-  for (const auto& [name, value] : integer_weights(model)) weights.push_back(value.to(dtype).requires_grad_());
+  for (const auto& [name, value] : integer_weights(model))
+    weights.push_back(value.to(dtype).requires_grad_());
   std::vector<OracleStep> steps;
   for (int step = 0; step < descent.steps; ++step) {
-    const at::Tensor loss = oracle_loss(model, weights, whole_batch(model, step, descent.pieces, dtype), proof);
+    const at::Tensor loss =
+        oracle_loss(model, weights, whole_batch(model, step, descent.pieces, dtype), proof);
     loss.backward();
     OracleStep result{.loss = loss.item<double>()};
     for (at::Tensor& weight : weights) {
       const at::Tensor gradient = weight.grad() / descent.divisor;
-      EXPECT_TRUE(gradient.ne(0).any().item<bool>()) << "a weight without a gradient tests nothing, step " << step;
+      EXPECT_TRUE(gradient.ne(0).any().item<bool>())
+          << "a weight without a gradient tests nothing, step " << step;
       at::Tensor updated = (weight.detach() - descent.rate * gradient).requires_grad_();
       if (proof != nullptr) {
-        proof->sum(weight.detach().abs() + descent.rate * gradient.abs(), Exactness::fraction_bits(updated), "update");
+        proof->sum(weight.detach().abs() + descent.rate * gradient.abs(), Exactness::fraction_bits(updated),
+                   "update");
       }
       weight = updated;
       result.gradients.push_back(gradient);
@@ -172,7 +178,8 @@ std::vector<OracleStep> integer_oracle(const IntegerModel& model, const Descent&
   };
   for (std::size_t i = 0; i < wide.size(); ++i) {
     EXPECT_EQ(narrow[i].loss, wide[i].loss) << "step " << i;
-    EXPECT_TRUE(same(narrow[i].gradients, wide[i].gradients)) << "fp32 and fp64 gradients differ in step " << i;
+    EXPECT_TRUE(same(narrow[i].gradients, wide[i].gradients))
+        << "fp32 and fp64 gradients differ in step " << i;
     EXPECT_TRUE(same(narrow[i].weights, wide[i].weights)) << "fp32 and fp64 weights differ in step " << i;
   }
   return narrow;

@@ -10,10 +10,10 @@
 namespace fsdpp::test {
 
 IntegerBlock::IntegerBlock(const IntegerModel& model, at::Generator& generator) {
-  first_ = register_module("first", std::make_shared<nn::Linear>(nn::LinearOptions{model.dim, model.hidden, true},
-                                                                 1.0, generator));
-  second_ = register_module("second", std::make_shared<nn::Linear>(nn::LinearOptions{model.hidden, model.dim},
-                                                                   1.0, generator));
+  first_ = register_module("first", std::make_shared<nn::Linear>(
+                                        nn::LinearOptions{model.dim, model.hidden, true}, 1.0, generator));
+  second_ = register_module(
+      "second", std::make_shared<nn::Linear>(nn::LinearOptions{model.hidden, model.dim}, 1.0, generator));
 }
 
 at::Tensor IntegerBlock::forward(const at::Tensor& x) const {
@@ -26,11 +26,12 @@ IntegerNet::IntegerNet(const IntegerModel& model) {
                                std::make_shared<nn::Embedding>(model.vocabulary, model.dim, 1.0, generator));
   const auto blocks = register_module("blocks", std::make_shared<torch::nn::Module>("blocks"));
   for (int i = 0; i < model.blocks; ++i) {
-    blocks_.push_back(blocks->register_module(std::to_string(i), std::make_shared<IntegerBlock>(model, generator)));
+    blocks_.push_back(
+        blocks->register_module(std::to_string(i), std::make_shared<IntegerBlock>(model, generator)));
   }
   if (!model.tied) {
-    head_ = register_module("head", std::make_shared<nn::Linear>(nn::LinearOptions{model.dim, model.vocabulary},
-                                                                 1.0, generator));
+    head_ = register_module(
+        "head", std::make_shared<nn::Linear>(nn::LinearOptions{model.dim, model.vocabulary}, 1.0, generator));
   }
   const at::NoGradGuard no_grad;
   auto parameters = named_parameters();
@@ -44,6 +45,8 @@ at::Tensor IntegerNet::forward(const IntegerBatch& batch) const {
   return (logits * batch.coefficients).sum();
 }
 
-std::vector<std::shared_ptr<torch::nn::Module>> IntegerNet::units() const { return {blocks_.begin(), blocks_.end()}; }
+std::vector<std::shared_ptr<torch::nn::Module>> IntegerNet::units() const {
+  return {blocks_.begin(), blocks_.end()};
+}
 
 }  // namespace fsdpp::test

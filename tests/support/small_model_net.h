@@ -10,8 +10,11 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -42,6 +45,11 @@ class SmallLinear : public torch::nn::Module {
     if (biased) bias = register_parameter("bias", integers({out}, seed + 1));
     weight = register_parameter("weight", integers({out, in}, seed));
   }
+  /// Another layer on the same weights, computed in another way perhaps.
+  SmallLinear(const SmallLinear& tied, Layers layers) : layers_(layers) {
+    if (tied.bias.defined()) bias = register_parameter("bias", tied.bias, tied.bias.requires_grad());
+    weight = register_parameter("weight", tied.weight, tied.weight.requires_grad());
+  }
   [[nodiscard]] at::Tensor forward(const at::Tensor& input) const { return product(layers_, input, weight, bias); }
 
   static at::Tensor product(Layers layers, const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
@@ -56,7 +64,7 @@ class SmallLinear : public torch::nn::Module {
   Layers layers_;
 };
 
-/// x + down(relu(up(x))): exact on integers. `skip_down` leaves the second layer out of this call.
+/// x + down(relu(up(x))): exact on integers.
 class SmallBlock : public torch::nn::Module {
  public:
   SmallBlock(int64_t dim, Layers layers, uint64_t seed, bool biased = true)
@@ -65,12 +73,14 @@ class SmallBlock : public torch::nn::Module {
 
   [[nodiscard]] at::Tensor forward(const at::Tensor& input) const {
     if (raises) throw std::runtime_error("the block was told to raise");
+    if (on_forward) on_forward();
     const at::Tensor inner = at::relu(up->forward(input));
     return input + (skip_down ? inner : down->forward(inner));
   }
 
   std::shared_ptr<SmallLinear> up, down;
-  bool skip_down = false;
+  std::function<void()> on_forward;
+  bool skip_down = false;  // leave the second layer out
   bool raises = false;
 };
 
@@ -89,7 +99,8 @@ class SmallNet : public torch::nn::Module {
 
   [[nodiscard]] at::Tensor forward(const at::Tensor& input) {
     at::Tensor x = first->forward(input);
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
+    for (std::size_t step = 0; step < blocks.size(); ++step) {
+      const std::size_t i = reversed ? blocks.size() - 1 - step : step;
       if (skipped.count(static_cast<int>(i)) > 0) continue;
       for (int use = 0; use < uses; ++use) x = through(*blocks[i], x);
       if (static_cast<int>(i) == side_of) side = x;
@@ -112,6 +123,7 @@ class SmallNet : public torch::nn::Module {
   std::shared_ptr<SmallLinear> first, last;
   std::vector<std::shared_ptr<SmallBlock>> blocks;
   std::set<int> skipped;  // blocks left out of the forward
+  bool reversed = false;  // the blocks in the opposite order
   int uses = 1;           // of each block, one after another
   int side_of = -1;       // block whose output is kept in `side`
   at::Tensor side;

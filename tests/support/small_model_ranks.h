@@ -4,6 +4,7 @@
 
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/remainder.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -107,11 +108,11 @@ inline void expect_weights(ShardedModel& model, const torch::nn::Module& oracle)
   for (std::size_t i = 0; i < names.size(); ++i) expect_same(weights[i], expected[names[i].first], names[i].first);
 }
 
-/// weight -= rate * gradient; exact for rates that are powers of two.
-inline void sgd(const std::vector<at::Tensor>& weights, double rate = 1.0 / 16) {
+/// An optimizer that keeps integers small: a weight falls by one where its gradient leaves 1 when divided by 4.
+inline void integer_step(const std::vector<at::Tensor>& weights) {
   const at::NoGradGuard no_grad;
   for (at::Tensor weight : weights) {
-    if (weight.grad().defined()) weight.sub_(weight.grad(), rate);
+    if (weight.grad().defined()) weight.sub_(at::remainder(weight.grad(), 4).eq(1).to(at::kFloat));
   }
 }
 

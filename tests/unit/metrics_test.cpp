@@ -146,7 +146,10 @@ TEST(Resident, ReadsWhatTheSystemSays) {
   EXPECT_GE(before.peak, before.now / 2);
   std::vector<char> memory(64 << 20, 1);  // touched, so resident
   EXPECT_EQ(memory[memory.size() / 2], 1);
-  EXPECT_GE(resident().now, before.now + (48 << 20));
+  const Resident after = resident();
+  EXPECT_GE(after.now, before.now + (48 << 20));
+  EXPECT_GE(after.own, before.own + (48 << 20));
+  EXPECT_LE(after.own, after.now);
 }
 
 }  // namespace

@@ -1,0 +1,324 @@
+// The traps of the design's part on peers, windows and gradients: each test fails where the simple way is taken.
+#include <ATen/ops/sum.h>
+#include <c10/core/InferenceMode.h>
+
+#include <map>
+#include <mutex>
+
+#include "fsdpp/trace/recorder.h"
+#include "tests/support/gate_device.h"
+#include "tests/support/small_model_ranks.h"
+
+namespace fsdpp::test {
+namespace {
+
+using device::Operation;
+using device::OperationKind;
+
+constexpr int64_t kDim = 8;
+
+struct Sharded {
+  std::shared_ptr<SmallNet> net;
+  GateDevice* lanes;
+  std::shared_ptr<ShardedModel> model;
+};
+
+Sharded shard(comm::PeerGroup& group, int64_t blocks, Options options, Layers layers = Layers::fused) {
+  auto lanes = std::make_unique<GateDevice>();
+  Sharded made{std::make_shared<SmallNet>(blocks, kDim, layers), lanes.get(), nullptr};
+  made.model = fully_shard(group, made.net, made.net->units(), options, std::move(lanes));
+  return made;
+}
+
+void backward(const Sharded& sharded, int rank, int index = 0) {
+  small_loss(sharded.net->run(small_batch(kDim, rank, index))).backward();
+}
+
+// Rank 1 is in the middle of its pulls when rank 0 writes its main weights, and until rank 0 wants to publish again.
+TEST(TrapPublish, OptimizerStepsWhileASlowPeerStillPulls) {
+  Gate wants_to_publish;
+  comm::run_thread_ranks(2, [&](comm::PeerGroup& group) {
+    const at::NoGradGuard no_grad;
+    const Sharded made = shard(group, 2, sharded_sum());
+    SmallNet oracle(2, kDim, Layers::oracle);
+    made.lanes->before = [&](const Operation& operation) {
+      if (group.rank() == 0 && is(operation, OperationKind::wait_signal, "released") && operation.sequence == 2) {
+        wants_to_publish.open();
+      }
+      if (group.rank() == 1 && is(operation, OperationKind::copy, "gather block1")) wants_to_publish.pass("step");
+    };
+    const at::Tensor input = small_batch(kDim, 0);
+    expect_same(made.net->run(input), oracle.run(input), "output of the weights published at first");
+    for (at::Tensor shard : made.model->shards()) shard.add_(1);
+    for (at::Tensor weight : oracle.parameters()) weight.add_(1);
+    expect_same(made.net->run(input), oracle.run(input), "output after the step");
+  });
+  EXPECT_TRUE(wants_to_publish.is_open());
+}
+
+// Rank 1 still sums the root's slots of the first backward when rank 0's second backward wants to write there.
+TEST(TrapSlots, ASlotIsNotWrittenWhileASlowPeerStillPulls) {
+  Gate wants_slot;
+  comm::run_thread_ranks(2, [&](comm::PeerGroup& group) {
+    const Sharded made = shard(group, 2, sharded_sum());
+    made.model->promise_to_tell();  // no publication between the backwards: it would wait, too
+    made.lanes->before = [&](const Operation& operation) {
+      if (group.rank() == 0 && is(operation, OperationKind::wait_signal, "pulled root") && operation.sequence == 1) {
+        wants_slot.open();
+      }
+      if (group.rank() == 1 && is(operation, OperationKind::run, "reduce root")) wants_slot.pass("slot");
+    };
+    SmallNet oracle(2, kDim, Layers::oracle);
+    for (int index = 0; index < 2; ++index) {
+      backward(made, group.rank(), index);
+      oracle_backward(oracle, all_batches(kDim, 2, index));
+    }
+    expect_gradients(*made.model, oracle);
+  });
+  EXPECT_TRUE(wants_slot.is_open());
+}
+
+class TrapWindows : public OnRanks {};
+INSTANTIATE_TEST_SUITE_P(Strategies, TrapWindows, all_ranks(), parameters_name);
+
+TEST_P(TrapWindows, EvaluationBetweenBackwardAndStepChangesNothing) {
+  for (const bool promised : {false, true}) {
+    for (const bool inference : {false, true}) {
+      comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+        const Sharded made = shard(group, 3, options());
+        if (promised) made.model->promise_to_tell();
+        SmallNet oracle(3, kDim, Layers::oracle);
+        const auto evaluate = [&](const char* when) {
+          const c10::InferenceMode mode(inference);
+          const at::NoGradGuard no_grad;
+          for (const int64_t rows : {1, 5}) {
+            const at::Tensor input = small_batch(kDim, group.rank(), 9, rows);
+            expect_same(made.net->run(input), oracle.run(input), when);
+          }
+        };
+        for (int step = 0; step < 2; ++step) {
+          evaluate("before the backward");
+          backward(made, group.rank(), step);
+          oracle_backward(oracle, all_batches(kDim, ranks(), step));
+          evaluate("between backward and step");
+          expect_gradients(*made.model, oracle);
+          integer_step(made.model->shards());
+          if (promised) made.model->weights_changed();
+          integer_step(oracle.parameters());
+          evaluate("after the step");
+          made.model->zero_grad();
+          clear(oracle);
+        }
+      });
+    }
+  }
+}
+
+TEST_P(TrapWindows, BackwardBackwardStepAddsBoth) {
+  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+    const Sharded made = shard(group, 3, options());
+    SmallNet oracle(3, kDim, Layers::oracle);
+    for (int index = 0; index < 2; ++index) {
+      backward(made, group.rank(), index);
+      oracle_backward(oracle, all_batches(kDim, ranks(), index));
+    }
+    expect_gradients(*made.model, oracle);
+    integer_step(made.model->shards());
+    integer_step(oracle.parameters());
+    expect_weights(*made.model, oracle);
+  });
+}
+
+// The optimizer says nothing, and every backward is in a declared window: the next window sees what it wrote.
+TEST_P(TrapWindows, DeclaredWindowsSeeAStepThatNobodyAnnounced) {
+  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+    const Sharded made = shard(group, 2, options());
+    SmallNet oracle(2, kDim, Layers::oracle);
+    for (int step = 0; step < 2; ++step) {
+      for (int index = 0; index < 2; ++index) {
+        const auto scope = made.model->microbatch(index == 1);
+        const at::Tensor input = small_batch(kDim, group.rank(), index);
+        const at::Tensor output = made.net->run(input);
+        expect_same(output.detach(), oracle.run(input).detach(), text("output of step ", step, ", ", index));
+        small_loss(output).backward();
+        oracle_backward(oracle, all_batches(kDim, ranks(), index));
+      }
+      expect_gradients(*made.model, oracle);
+      integer_step(made.model->shards());
+      integer_step(oracle.parameters());
+      made.model->zero_grad();
+      clear(oracle);
+    }
+  });
+}
+
+// How gradients are thrown away: by the model, or by an optimizer that only knows the shards.
+struct Zeroing {
+  bool to_none;
+  bool foreign;
+};
+
+void zero(ShardedModel& model, Zeroing how) {
+  if (!how.foreign) return model.zero_grad(how.to_none);
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& shard : model.shards()) {
+    at::Tensor& gradient = shard.mutable_grad();
+    if (!gradient.defined()) continue;
+    if (how.to_none) {
+      gradient.reset();
+    } else {
+      gradient.zero_();
+    }
+  }
+}
+
+// zero_grad after a whole window, in the middle of one, and in the middle of one that began with gradients left over.
+TEST_P(TrapWindows, ASkippedStepLosesAndLeaksNothing) {
+  for (const Zeroing how : {Zeroing{true, false}, {false, false}, {true, true}, {false, true}}) {
+    comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+      const Sharded made = shard(group, 2, options());
+      const auto pass = [&](int index, bool last) {
+        const auto scope = made.model->microbatch(last);
+        backward(made, group.rank(), index);
+      };
+      const auto expect_only = [&](std::initializer_list<int> indices, const char* what) {
+        SCOPED_TRACE(text(what, how.to_none ? ", to none" : ", to zero", how.foreign ? ", foreign" : ""));
+        SmallNet oracle(2, kDim, Layers::oracle);
+        for (const int index : indices) oracle_backward(oracle, all_batches(kDim, ranks(), index));
+        expect_gradients(*made.model, oracle);
+      };
+      pass(0, true);
+      zero(*made.model, how);
+      pass(1, true);
+      expect_only({1}, "a whole window skipped");
+      zero(*made.model, how);
+
+      pass(2, false);
+      zero(*made.model, how);
+      pass(3, false);
+      pass(4, true);
+      expect_only({3, 4}, "skipped in the middle of a window");
+
+      pass(5, false);
+      pass(6, true);
+      expect_only({3, 4, 5, 6}, "nothing was zeroed: windows add up");
+
+      pass(7, false);
+      zero(*made.model, how);
+      pass(8, true);
+      expect_only({8}, "skipped in the middle of a window that began with gradients");
+    });
+  }
+}
+
+// Whatever the user makes of a gradient in the middle of a window counts.
+TEST_P(TrapWindows, GradientsScaledInTheMiddleOfAWindowCount) {
+  for (const bool replaced : {false, true}) {
+    comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+      const Sharded made = shard(group, 2, options());
+      SmallNet oracle(2, kDim, Layers::oracle);
+      for (int index = 0; index < 2; ++index) {
+        const auto scope = made.model->microbatch(index == 1);
+        backward(made, group.rank(), index);
+        oracle_backward(oracle, all_batches(kDim, ranks(), index));
+        if (index == 1) continue;
+        const at::NoGradGuard no_grad;
+        const auto halve = [&](const at::Tensor& weight) {
+          at::Tensor& gradient = weight.mutable_grad();
+          if (replaced) {
+            gradient = gradient * 0.5;
+          } else {
+            gradient.mul_(0.5);
+          }
+        };
+        for (const at::Tensor& shard : made.model->shards()) halve(shard);
+        for (const at::Tensor& weight : oracle.parameters()) halve(weight);
+      }
+      expect_gradients(*made.model, oracle);
+    });
+  }
+}
+
+// A gradient that the user kept while its shard's was cleared is his: the next backward does not write there.
+TEST_P(TrapWindows, AGradientTheUserKeepsIsNotWritten) {
+  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+    const Sharded made = shard(group, 2, options());
+    backward(made, group.rank(), 0);
+    std::vector<at::Tensor> kept, copies;
+    for (std::size_t i = 0; i < made.model->shards().size(); i += 2) {  // every other one stays in place
+      at::Tensor& gradient = made.model->shards()[i].mutable_grad();
+      kept.push_back(gradient);
+      copies.push_back(gradient.clone());
+      gradient.reset();
+    }
+    backward(made, group.rank(), 1);
+    if (!sharded()) return;  // under no_shard gradients lie in the slot, as documented: clone to keep
+    for (std::size_t i = 0; i < kept.size(); ++i) expect_same(kept[i], copies[i], text("kept gradient ", i));
+  });
+}
+
+// Gradients of complete units are reduced, those of the others are not: neither may leak into the next step.
+TEST_P(TrapWindows, ABackwardThatRaisesIsForgottenByZeroGrad) {
+  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+    const Sharded made = shard(group, 4, options());
+    for (int step = 0; step < 2; ++step) {
+      made.net->side_of = 1;
+      const at::Tensor loss = small_loss(made.net->run(small_batch(kDim, group.rank(), 7)));
+      made.net->side.register_hook([](const at::Tensor&) { throw std::runtime_error("half-way"); });
+      EXPECT_THROW(loss.backward(), std::exception);
+      made.model->zero_grad();
+      backward(made, group.rank(), step);
+      SmallNet oracle(4, kDim, Layers::oracle);
+      oracle_backward(oracle, all_batches(kDim, ranks(), step));
+      expect_gradients(*made.model, oracle);
+      EXPECT_TRUE(made.model->at_rest());
+      made.model->zero_grad();
+    }
+  });
+}
+
+// After two equal steps the slots are planned as tightly as they can be; then each rank leaves out other blocks.
+TEST(TrapReduce, RankDependentUnusedUnitsWithTheSmallestPlan) {
+  for (const int ranks : {2, 3, 4}) {
+    std::mutex mutex;
+    std::map<int, std::vector<std::string>> orders;
+    int64_t spills = 0;
+    comm::run_thread_ranks(ranks, [&](comm::PeerGroup& group) {
+      const int64_t blocks = 8;
+      const Sharded made = shard(group, blocks, sharded_sum());
+      trace::Recorder recorder;
+      const auto step = [&](int index, const std::function<std::set<int>(int)>& skipped) {
+        SmallNet oracle(blocks, kDim, Layers::oracle);
+        made.net->skipped = skipped(group.rank());
+        backward(made, group.rank(), index);
+        for (int rank = 0; rank < ranks; ++rank) {
+          oracle.skipped = skipped(rank);
+          oracle_backward(oracle, {small_batch(kDim, rank, index)});
+        }
+        expect_gradients(*made.model, oracle);
+        made.model->zero_grad();
+      };
+      for (int index = 0; index < 3; ++index) step(index, [](int) { return std::set<int>(); });
+      int64_t all_slots = 0;
+      for (const auto& unit : made.model->units()) all_slots += unit.bytes;
+      EXPECT_LT(made.model->memory().by_purpose().at("gradient slots"), all_slots / 2) << "not a small plan";
+      made.lanes->observe(&recorder);
+      step(3, [](int rank) { return std::set<int>{rank, 7 - rank}; });
+      step(4, [](int rank) { return rank == 0 ? std::set<int>{} : std::set<int>{1, 2, 3, 4, 5, 6}; });
+      step(5, [](int rank) { return rank == 0 ? std::set<int>{0, 1, 2, 3, 4, 5, 6, 7} : std::set<int>{rank}; });
+      step(6, [](int) { return std::set<int>(); });
+      made.lanes->unobserve(&recorder);
+      const std::lock_guard lock(mutex);
+      spills += made.model->counters().spills;
+      orders[group.rank()] = recorder.names([](const Operation& operation) {
+        return operation.kind == OperationKind::signal && operation.name.starts_with("ready ");
+      });
+    });
+    EXPECT_GT(spills, 0) << "the plan left room for everything: the test is too easy";
+    EXPECT_EQ(orders[0].size(), 4U * 9U);
+    for (int rank = 1; rank < ranks; ++rank) EXPECT_EQ(orders[rank], orders[0]) << "rank " << rank;
+  }
+}
+
+}  // namespace
+}  // namespace fsdpp::test
