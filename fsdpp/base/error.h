@@ -14,8 +14,8 @@ class UsageError : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// The environment failed (a peer is lost, memory or disk is short). `retryable()` says whether the same call may
-/// work on a second try without a change of the environment.
+/// The environment failed (a peer is lost, memory or disk is short). `retryable()` says whether the same call
+/// may work on a second try without a change of the environment.
 class EnvironmentError : public std::runtime_error {
  public:
   explicit EnvironmentError(const std::string& message, bool retryable = false)
@@ -31,9 +31,9 @@ class PeerError : public EnvironmentError {
  public:
   PeerError(const std::string& message, int rank, std::string group, uint64_t sequence)
       : EnvironmentError(message), rank_(rank), group_(std::move(group)), sequence_(sequence) {}
-  [[nodiscard]] int rank() const noexcept { return rank_; }                          // the missing rank
-  [[nodiscard]] const std::string& group() const noexcept { return group_; }         // the group's name
-  [[nodiscard]] uint64_t sequence() const noexcept { return sequence_; }             // the number waited for
+  [[nodiscard]] int rank() const noexcept { return rank_; }                   // the missing rank
+  [[nodiscard]] const std::string& group() const noexcept { return group_; }  // the group's name
+  [[nodiscard]] uint64_t sequence() const noexcept { return sequence_; }      // the number waited for
 
  private:
   int rank_;
@@ -68,7 +68,7 @@ void require(bool condition, const Parts&... message) {
 }  // namespace fsdpp
 
 /// An always-on check of our own invariants.
-#define FSDPP_INVARIANT(condition, ...)                                                            \
-  do {                                                                                             \
+#define FSDPP_INVARIANT(condition, ...)                                                                      \
+  do {                                                                                                       \
     if (!(condition)) ::fsdpp::broken_invariant(#condition, __FILE__, __LINE__, ::fsdpp::text(__VA_ARGS__)); \
   } while (false)

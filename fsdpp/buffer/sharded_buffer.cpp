@@ -24,7 +24,8 @@ std::vector<const float*> sources_of(const ShardedBuffer& source, const layout::
   const int64_t offset = source.rank() * source.layout().shard_numel() + segment.shard_offset;
   std::vector<const float*> sources;
   sources.reserve(contributors.size());
-  for (const int rank : contributors) sources.push_back(reinterpret_cast<const float*>(source.part(rank)) + offset);
+  for (const int rank : contributors)
+    sources.push_back(reinterpret_cast<const float*>(source.part(rank)) + offset);
   return sources;
 }
 
@@ -78,8 +79,8 @@ void reduce(device::Device& device, device::LaneKind lane, const ShardedBuffer& 
 void slice(device::Device& device, device::LaneKind lane, const ShardedBuffer& source, std::byte* shard) {
   require_transition(source, Placement::shard, Transition::slice);
   const auto bytes = static_cast<std::size_t>(source.shard_bytes());
-  device.copy(lane, "slice " + source.name(), shard, source.local() + static_cast<std::size_t>(source.rank()) * bytes,
-              bytes);
+  device.copy(lane, "slice " + source.name(), shard,
+              source.local() + static_cast<std::size_t>(source.rank()) * bytes, bytes);
 }
 
 }  // namespace fsdpp::buffer

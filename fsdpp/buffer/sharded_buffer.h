@@ -18,10 +18,11 @@ namespace fsdpp::buffer {
 /// addressable here. Moving bytes is this folder's work; who may touch them when is the runtime's.
 class ShardedBuffer {
  public:
-  /// `parts[r]`: first byte of rank r's part: the whole (full_numel() elements) under replicate and partial, its
-  /// shard (shard_numel()) under shard. Throws UsageError unless there is one part per rank of the layout.
-  ShardedBuffer(std::string name, std::shared_ptr<const layout::ShardLayout> layout, layout::Placement placement,
-                int rank, int64_t element_bytes, std::vector<std::byte*> parts);
+  /// `parts[r]`: first byte of rank r's part: the whole (full_numel() elements) under replicate and partial,
+  /// its shard (shard_numel()) under shard. Throws UsageError unless there is one part per rank of the
+  /// layout.
+  ShardedBuffer(std::string name, std::shared_ptr<const layout::ShardLayout> layout,
+                layout::Placement placement, int rank, int64_t element_bytes, std::vector<std::byte*> parts);
 
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   [[nodiscard]] const layout::ShardLayout& layout() const noexcept { return *layout_; }
@@ -51,12 +52,13 @@ struct ReduceTarget {
 };
 
 /// Shard -> replicate: copies every rank's shard to its place in `full` (full_bytes() bytes), on `lane`.
-/// Peers' shards must be valid and stay so until the lane has passed. Throws UsageError under another placement.
+/// Peers' shards must be valid and stay so until the lane has passed. Throws UsageError under another
+/// placement.
 void gather(device::Device& device, device::LaneKind lane, const ShardedBuffer& source, std::byte* full);
 
 /// Partial -> shard, fp32: each target gets scale * (the sum over `contributors`, in rank order), on `lane`.
-/// Ranks outside `contributors` hold no values and are not read; without any, targets get zeros (or stay, with add).
-/// A target may be the same memory as this rank's own part of the segment. Padding is never read.
+/// Ranks outside `contributors` hold no values and are not read; without any, targets get zeros (or stay,
+/// with add). A target may be the same memory as this rank's own part of the segment. Padding is never read.
 /// Throws UsageError under another placement or element size.
 void reduce(device::Device& device, device::LaneKind lane, const ShardedBuffer& source,
             std::span<const ReduceTarget> targets, std::span<const int> contributors, float scale);

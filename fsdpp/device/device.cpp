@@ -62,7 +62,8 @@ void Device::signal(LaneKind lane, std::string name, int channel, uint32_t seque
   issue(std::move(operation), std::move(work));
 }
 
-void Device::wait_signal(LaneKind lane, std::string name, int peer, int channel, uint32_t sequence, Work work) {
+void Device::wait_signal(LaneKind lane, std::string name, int peer, int channel, uint32_t sequence,
+                         Work work) {
   Operation operation{.kind = OperationKind::wait_signal, .lane = lane, .name = std::move(name)};
   operation.peer = peer;
   operation.channel = channel;

@@ -16,8 +16,8 @@ struct Access {
   std::vector<ByteRange> writes;
 };
 
-/// The lanes of one rank. All asynchronous work of the runtime passes through these verbs, so all of it can be
-/// traced and checked. One object per rank, used by the rank's thread.
+/// The lanes of one rank. All asynchronous work of the runtime passes through these verbs, so all of it can
+/// be traced and checked. One object per rank, used by the rank's thread.
 ///
 /// A backend implements submit() alone. Every verb announces its operation to the observers first.
 class Device {
@@ -47,7 +47,8 @@ class Device {
   void signal(LaneKind lane, std::string name, int channel, uint32_t sequence, Work work);
   /// Later operations of `lane` run after `peer` raised `channel` to `sequence` (`work` waits for it).
   void wait_signal(LaneKind lane, std::string name, int peer, int channel, uint32_t sequence, Work work);
-  /// Memory at `range` begins or ends a life, in the order of `lane`. In ASan builds it is poisoned in between.
+  /// Memory at `range` begins or ends a life, in the order of `lane`. In ASan builds it is poisoned in
+  /// between.
   void acquire(LaneKind lane, std::string name, ByteRange range);
   void release(LaneKind lane, std::string name, ByteRange range);
   /// Names an access by work that runs elsewhere in the order of `lane` (a GEMM inside libtorch).

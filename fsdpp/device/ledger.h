@@ -6,7 +6,8 @@
 
 namespace fsdpp::device {
 
-/// Bytes of one rank's runtime by purpose ("published weights", "gradient slots"), now and at the worst moment.
+/// Bytes of one rank's runtime by purpose ("published weights", "gradient slots"), now and at the worst
+/// moment.
 class Ledger {
  public:
   void add(const std::string& purpose, int64_t bytes);

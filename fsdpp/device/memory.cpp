@@ -21,13 +21,15 @@ namespace {
 void* map_pages(std::size_t bytes, int protection, int flags, const std::string& purpose) {
   void* address = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
   if (address == MAP_FAILED) {
-    throw EnvironmentError(text("no room for ", human_bytes(static_cast<int64_t>(bytes)), " of ", purpose, ": ",
-                                std::strerror(errno), "; use more ranks, a smaller model, or a larger machine"));
+    throw EnvironmentError(text("no room for ", human_bytes(static_cast<int64_t>(bytes)), " of ", purpose,
+                                ": ", std::strerror(errno),
+                                "; use more ranks, a smaller model, or a larger machine"));
   }
   return address;
 }
 
-// The fault handler may only read plain lock-free data: a fixed table, written under a mutex by everyone else.
+// The fault handler may only read plain lock-free data: a fixed table, written under a mutex by everyone
+// else.
 struct ForbiddenEntry {
   std::atomic<uintptr_t> first{0};
   std::atomic<uintptr_t> end{0};
@@ -50,12 +52,14 @@ void write_all(const char* bytes, std::size_t size) {
 void on_fault(int number, siginfo_t* info, void*) {
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
   for (const ForbiddenEntry& entry : forbidden_table) {
-    if (address >= entry.first.load(std::memory_order_acquire) && address < entry.end.load(std::memory_order_acquire)) {
+    if (address >= entry.first.load(std::memory_order_acquire) &&
+        address < entry.end.load(std::memory_order_acquire)) {
       write_all(entry.message.data(), strnlen(entry.message.data(), entry.message.size()));
       break;
     }
   }
-  sigaction(number, &previous_action, nullptr);  // the faulting access runs again and meets what was there before us
+  sigaction(number, &previous_action,
+            nullptr);  // the faulting access runs again and meets what was there before us
 }
 
 void install_fault_handler() {

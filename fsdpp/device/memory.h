@@ -12,7 +12,8 @@ namespace fsdpp::device {
 class HostMemory {
  public:
   HostMemory() = default;
-  /// Throws EnvironmentError, naming purpose and bytes, when the system has no room. `ledger` must outlive it.
+  /// Throws EnvironmentError, naming purpose and bytes, when the system has no room. `ledger` must outlive
+  /// it.
   HostMemory(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger);
   ~HostMemory();
   HostMemory(HostMemory&& other) noexcept;

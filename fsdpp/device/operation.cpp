@@ -4,24 +4,36 @@ namespace fsdpp::device {
 
 const char* to_string(LaneKind lane) noexcept {
   switch (lane) {
-    case LaneKind::compute: return "compute";
-    case LaneKind::gather: return "gather";
-    case LaneKind::reduce: return "reduce";
+    case LaneKind::compute:
+      return "compute";
+    case LaneKind::gather:
+      return "gather";
+    case LaneKind::reduce:
+      return "reduce";
   }
   return "?";
 }
 
 const char* to_string(OperationKind kind) noexcept {
   switch (kind) {
-    case OperationKind::run: return "run";
-    case OperationKind::copy: return "copy";
-    case OperationKind::fill: return "fill";
-    case OperationKind::record: return "record";
-    case OperationKind::wait: return "wait";
-    case OperationKind::signal: return "signal";
-    case OperationKind::wait_signal: return "wait_signal";
-    case OperationKind::acquire: return "acquire";
-    case OperationKind::release: return "release";
+    case OperationKind::run:
+      return "run";
+    case OperationKind::copy:
+      return "copy";
+    case OperationKind::fill:
+      return "fill";
+    case OperationKind::record:
+      return "record";
+    case OperationKind::wait:
+      return "wait";
+    case OperationKind::signal:
+      return "signal";
+    case OperationKind::wait_signal:
+      return "wait_signal";
+    case OperationKind::acquire:
+      return "acquire";
+    case OperationKind::release:
+      return "release";
   }
   return "?";
 }

@@ -20,12 +20,12 @@ struct Event {
 };
 
 enum class OperationKind {
-  run,     // work of a kernel or function
-  copy,    // bytes from one place to another
-  fill,    // bytes set to a value
-  record,  // an event recorded on the lane
-  wait,    // the lane waits for an event of another lane
-  signal,  // a counter raised for peers
+  run,          // work of a kernel or function
+  copy,         // bytes from one place to another
+  fill,         // bytes set to a value
+  record,       // an event recorded on the lane
+  wait,         // the lane waits for an event of another lane
+  signal,       // a counter raised for peers
   wait_signal,  // the lane waits for a peer's counter
   acquire,      // memory's life begins
   release,      // memory's life ends
@@ -37,17 +37,18 @@ enum class OperationKind {
 struct Operation {
   OperationKind kind = OperationKind::run;
   LaneKind lane = LaneKind::compute;
-  uint64_t position = 0;   // in its lane, from 1
-  std::string name;        // "gather layers.3", for people
+  uint64_t position = 0;  // in its lane, from 1
+  std::string name;       // "gather layers.3", for people
   std::vector<ByteRange> reads;
   std::vector<ByteRange> writes;
-  Event event;             // record: the event made; wait: the event waited for
-  int peer = -1;           // wait_signal: the rank waited for
-  int channel = -1;        // signal, wait_signal
-  uint32_t sequence = 0;   // signal, wait_signal
+  Event event;            // record: the event made; wait: the event waited for
+  int peer = -1;          // wait_signal: the rank waited for
+  int channel = -1;       // signal, wait_signal
+  uint32_t sequence = 0;  // signal, wait_signal
 };
 
-/// Sees every operation in the order of issue, before it runs. Observes only: must not throw or touch the memory.
+/// Sees every operation in the order of issue, before it runs. Observes only: must not throw or touch the
+/// memory.
 class Observer {
  public:
   virtual ~Observer() = default;

@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-// What the sanitizers must be told, since they do not see inside libtorch: in TSan builds every lane operation
-// announces the bytes it reads and writes, in ASan builds memory between its lives is poisoned.
+// What the sanitizers must be told, since they do not see inside libtorch: in TSan builds every lane
+// operation announces the bytes it reads and writes, in ASan builds memory between its lives is poisoned.
 
 #if defined(__SANITIZE_THREAD__)
 extern "C" void __tsan_read_range(void* address, long size);  // signed, as g++ knows them

@@ -37,14 +37,16 @@ class FusedEmbedding : public torch::autograd::Function<FusedEmbedding> {
       }
     }
     const int64_t count = context->saved_data["rows"].toInt();
-    return {at::embedding_dense_backward(rows, indices, count, kNoPadding, /*scale_grad_by_freq=*/false), at::Tensor()};
+    return {at::embedding_dense_backward(rows, indices, count, kNoPadding, /*scale_grad_by_freq=*/false),
+            at::Tensor()};
   }
 };
 
 }  // namespace
 
 at::Tensor fused_embedding(const at::Tensor& weight, const at::Tensor& indices) {
-  if (at::GradMode::is_enabled() && runtime::sink_of(weight) != nullptr) return FusedEmbedding::apply(weight, indices);
+  if (at::GradMode::is_enabled() && runtime::sink_of(weight) != nullptr)
+    return FusedEmbedding::apply(weight, indices);
   return at::embedding(weight, indices);
 }
 

@@ -85,8 +85,8 @@ class FusedLinear : public torch::autograd::Function<FusedLinear> {
   }
 
  private:
-  static at::Tensor weight_gradient(runtime::SinkOwner* owner, const at::Tensor& rows, const at::Tensor& input,
-                                    const at::Tensor& weight) {
+  static at::Tensor weight_gradient(runtime::SinkOwner* owner, const at::Tensor& rows,
+                                    const at::Tensor& input, const at::Tensor& weight) {
     const at::Tensor flat = input.reshape({-1, input.size(-1)});
     if (owner != nullptr) {
       if (const auto sink = owner->open()) {

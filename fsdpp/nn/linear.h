@@ -10,10 +10,11 @@ namespace fsdpp::nn {
 
 /// input [..., in] times weight [out, in] transposed, plus bias [out] when defined: [..., out].
 ///
-/// When the weight is sharded its gradient is written by the wgrad GEMM straight into the gradient slot (fp32, first
-/// overwriting, then adding), and the weight never gets a .grad. Else the same as at::linear. Under autocast the
-/// product has autocast's dtype.
-[[nodiscard]] at::Tensor fused_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias = {});
+/// When the weight is sharded its gradient is written by the wgrad GEMM straight into the gradient slot
+/// (fp32, first overwriting, then adding), and the weight never gets a .grad. Else the same as at::linear.
+/// Under autocast the product has autocast's dtype.
+[[nodiscard]] at::Tensor fused_linear(const at::Tensor& input, const at::Tensor& weight,
+                                      const at::Tensor& bias = {});
 
 struct LinearOptions {
   int64_t in;
@@ -21,14 +22,16 @@ struct LinearOptions {
   bool bias = false;
 };
 
-/// A linear layer with a fused weight gradient. Parameters: weight [out, in], fp32, normal with `deviation`; bias
-/// [out], zeros.
+/// A linear layer with a fused weight gradient. Parameters: weight [out, in], fp32, normal with `deviation`;
+/// bias [out], zeros.
 class Linear : public torch::nn::Module {
  public:
   /// `generator`: explicit, since rank threads share torch's default one.
   Linear(const LinearOptions& options, double deviation, at::Generator& generator);
 
-  [[nodiscard]] at::Tensor forward(const at::Tensor& input) const { return fused_linear(input, weight, bias); }
+  [[nodiscard]] at::Tensor forward(const at::Tensor& input) const {
+    return fused_linear(input, weight, bias);
+  }
 
   at::Tensor weight;
   at::Tensor bias;  // undefined without

@@ -69,15 +69,17 @@ at::Tensor Attention::forward(const at::Tensor& input, const Rotary& rotary) con
   const at::Tensor query = rotate(split(query_->forward(input), heads_), rotary);
   const at::Tensor key = rotate(split(key_->forward(input), kv_heads_), rotary);
   const at::Tensor value = split(value_->forward(input), kv_heads_);
-  const at::Tensor mixed =
-      at::scaled_dot_product_attention(query, key, value, /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true,
-                                       /*scale=*/{}, /*enable_gqa=*/kv_heads_ != heads_);
+  const at::Tensor mixed = at::scaled_dot_product_attention(query, key, value, /*attn_mask=*/{},
+                                                            /*dropout_p=*/0.0, /*is_causal=*/true,
+                                                            /*scale=*/{}, /*enable_gqa=*/kv_heads_ != heads_);
   return output_->forward(mixed.transpose(1, 2).reshape({batch, length, heads_ * head_size_}));
 }
 
 FeedForward::FeedForward(const LlamaConfig& config, at::Generator& generator) {
-  gate_ = register_module("gate", std::make_shared<Linear>(LinearOptions{config.dim, config.ffn}, kDeviation, generator));
-  up_ = register_module("up", std::make_shared<Linear>(LinearOptions{config.dim, config.ffn}, kDeviation, generator));
+  gate_ = register_module(
+      "gate", std::make_shared<Linear>(LinearOptions{config.dim, config.ffn}, kDeviation, generator));
+  up_ = register_module(
+      "up", std::make_shared<Linear>(LinearOptions{config.dim, config.ffn}, kDeviation, generator));
   down_ = register_module("down", std::make_shared<Linear>(LinearOptions{config.ffn, config.dim},
                                                            residual_deviation(config), generator));
 }
@@ -129,6 +131,8 @@ at::Tensor Llama::forward(const at::Tensor& tokens, const at::Tensor& targets) {
   return at::cross_entropy_loss(logits.view({-1, config_.vocabulary}), targets.reshape({-1}));
 }
 
-std::vector<std::shared_ptr<torch::nn::Module>> Llama::units() const { return {blocks_.begin(), blocks_.end()}; }
+std::vector<std::shared_ptr<torch::nn::Module>> Llama::units() const {
+  return {blocks_.begin(), blocks_.end()};
+}
 
 }  // namespace fsdpp::nn

@@ -16,12 +16,12 @@ namespace fsdpp::nn {
 
 struct LlamaConfig {
   int64_t vocabulary = 257;
-  int64_t dim = 256;       // width of the residual stream
+  int64_t dim = 256;  // width of the residual stream
   int64_t layers = 4;
-  int64_t heads = 8;       // query heads, dividing dim into even head sizes
-  int64_t kv_heads = 4;    // key and value heads, dividing heads
-  int64_t ffn = 704;       // width of the feed-forward part
-  bool tied = false;       // the head is the embedding table
+  int64_t heads = 8;     // query heads, dividing dim into even head sizes
+  int64_t kv_heads = 4;  // key and value heads, dividing heads
+  int64_t ffn = 704;     // width of the feed-forward part
+  bool tied = false;     // the head is the embedding table
   double rope_theta = 10000;
   double norm_eps = 1e-5;
 };
@@ -70,12 +70,12 @@ class LlamaBlock : public torch::nn::Module {
 /// A decoder-only language model of the Llama family (Touvron et al. 2023), fp32.
 class Llama : public torch::nn::Module {
  public:
-  /// The same weights on every rank for the same `seed`. Throws UsageError, naming the value, unless heads divide
-  /// dim into even sizes and kv_heads divide heads.
+  /// The same weights on every rank for the same `seed`. Throws UsageError, naming the value, unless heads
+  /// divide dim into even sizes and kv_heads divide heads.
   Llama(const LlamaConfig& config, uint64_t seed);
 
-  /// tokens [b, t] int64. With targets [b, t] int64: the mean cross-entropy in nats, a scalar. Without (undefined):
-  /// logits [b, t, vocabulary].
+  /// tokens [b, t] int64. With targets [b, t] int64: the mean cross-entropy in nats, a scalar. Without
+  /// (undefined): logits [b, t, vocabulary].
   [[nodiscard]] at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets);
 
   /// The blocks, in order: the units to shard by.

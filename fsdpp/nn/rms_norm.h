@@ -7,8 +7,8 @@
 
 namespace fsdpp::nn {
 
-/// x / sqrt(mean(x^2) + epsilon) * weight over the last dimension (Zhang and Sennrich 2019). Parameter: weight
-/// [dim], fp32, ones.
+/// x / sqrt(mean(x^2) + epsilon) * weight over the last dimension (Zhang and Sennrich 2019). Parameter:
+/// weight [dim], fp32, ones.
 class RMSNorm : public torch::nn::Module {
  public:
   RMSNorm(int64_t dim, double epsilon);

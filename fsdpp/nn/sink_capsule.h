@@ -18,7 +18,8 @@ class SinkCapsule final : public torch::jit::CustomClassHolder {
   std::shared_ptr<runtime::SinkOwner> owner;
 };
 
-inline void keep_owner(torch::autograd::AutogradContext& context, const std::string& key, const at::Tensor& weight) {
+inline void keep_owner(torch::autograd::AutogradContext& context, const std::string& key,
+                       const at::Tensor& weight) {
   if (!weight.defined()) return;
   if (auto owner = runtime::sink_of(weight)) {
     context.saved_data[key] = c10::IValue::make_capsule(c10::make_intrusive<SinkCapsule>(std::move(owner)));

@@ -13,8 +13,10 @@ namespace fsdpp::optim {
 namespace {
 
 void check(const AdamWOptions& options) {
-  require(options.beta1 >= 0 && options.beta1 < 1, "AdamW: beta1 = ", options.beta1, "; expected 0 <= beta1 < 1");
-  require(options.beta2 >= 0 && options.beta2 < 1, "AdamW: beta2 = ", options.beta2, "; expected 0 <= beta2 < 1");
+  require(options.beta1 >= 0 && options.beta1 < 1, "AdamW: beta1 = ", options.beta1,
+          "; expected 0 <= beta1 < 1");
+  require(options.beta2 >= 0 && options.beta2 < 1, "AdamW: beta2 = ", options.beta2,
+          "; expected 0 <= beta2 < 1");
   require(options.eps >= 0, "AdamW: eps = ", options.eps, "; expected 0 or more");
   require(options.weight_decay >= 0, "AdamW: weight_decay = ", options.weight_decay, "; expected 0 or more");
 }

@@ -17,10 +17,11 @@ struct AdamWOptions {
   double weight_decay = 0.01;
 };
 
-/// AdamW (Loshchilov and Hutter 2019) through ATen's fused kernel, on fp32 tensors of any sizes, also empty ones.
+/// AdamW (Loshchilov and Hutter 2019) through ATen's fused kernel, on fp32 tensors of any sizes, also empty
+/// ones.
 ///
-/// State of a parameter (two moments, fp32, and a step count from 0) is made at its first step. Parameters without a
-/// gradient are skipped, as torch.optim.AdamW does.
+/// State of a parameter (two moments, fp32, and a step count from 0) is made at its first step. Parameters
+/// without a gradient are skipped, as torch.optim.AdamW does.
 class AdamW {
  public:
   /// Updates `model`'s shards, and tells the model when it did. `model` must outlive it.

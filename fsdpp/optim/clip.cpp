@@ -15,7 +15,8 @@ namespace {
 double local_part(const std::vector<at::Tensor>& gradients, double norm_type) {
   double part = 0;
   for (const at::Tensor& gradient : gradients) {
-    const double norm = at::linalg_vector_norm(gradient, norm_type, std::nullopt, false, at::kDouble).item<double>();
+    const double norm =
+        at::linalg_vector_norm(gradient, norm_type, std::nullopt, false, at::kDouble).item<double>();
     if (std::isinf(norm_type)) {
       part = std::isnan(norm) || norm > part ? norm : part;
       if (std::isnan(part)) break;
@@ -43,7 +44,8 @@ double combine(const std::vector<double>& parts, double norm_type) {
 
 double clip_grad_norm(runtime::ShardedModel& model, double max_norm, double norm_type) {
   require(max_norm >= 0, "clip_grad_norm: max_norm = ", max_norm, "; expected 0 or more");
-  require(norm_type > 0, "clip_grad_norm: norm_type = ", norm_type, "; expected a number above 0, or infinity");
+  require(norm_type > 0, "clip_grad_norm: norm_type = ", norm_type,
+          "; expected a number above 0, or infinity");
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& shard : model.shards()) {

@@ -57,8 +57,8 @@ bool is_plain_backward() {
 
 }  // namespace
 
-BackwardPass::BackwardPass(std::vector<std::vector<ParameterGroup*>> units, Reducer& reducer, Residency& residency,
-                           Order& order, device::Device& device, bool fused)
+BackwardPass::BackwardPass(std::vector<std::vector<ParameterGroup*>> units, Reducer& reducer,
+                           Residency& residency, Order& order, device::Device& device, bool fused)
     : units_(std::move(units)),
       reducer_(&reducer),
       residency_(residency),
@@ -174,7 +174,8 @@ void BackwardPass::gather_on_demand(const Parameter& parameter) {
 void BackwardPass::require_not_reduced(const Parameter& parameter) const {
   require(!group_reduced_[static_cast<std::size_t>(parameter.group->id)], "parameter ", parameter.name,
           " got a gradient after unit ", parameter.group->name,
-          " was reduced in the same backward; a nested backward (reentrant checkpoint) over weights that the outer "
+          " was reduced in the same backward; a nested backward (reentrant checkpoint) over weights that the "
+          "outer "
           "graph uses too is not supported: put the checkpoint around all of their uses");
 }
 
@@ -219,7 +220,8 @@ void BackwardPass::accumulated(Parameter& parameter) {
   }
   if (!parameter.expected || parameter.seen) return;
   parameter.seen = true;
-  if (--remaining_[static_cast<std::size_t>(parameter.group->unit)] == 0) complete_unit(parameter.group->unit);
+  if (--remaining_[static_cast<std::size_t>(parameter.group->unit)] == 0)
+    complete_unit(parameter.group->unit);
 }
 
 void BackwardPass::complete_unit(int unit) {
@@ -229,8 +231,8 @@ void BackwardPass::complete_unit(int unit) {
     frozen = frozen || !group->trainable;
     if (group->trainable) completed_.push_back(group);
   }
-  // Input gradients may still need weights when the weights' own gradients are done: frozen ones, which stay to the
-  // end, or others through detach(), which stay until the next unit is reached.
+  // Input gradients may still need weights when the weights' own gradients are done: frozen ones, which stay
+  // to the end, or others through detach(), which stay until the next unit is reached.
   if (!frozen) leaving_.push_back(unit);
   reduce_in_turn();
 }
@@ -271,13 +273,15 @@ void BackwardPass::finish() {
 }
 
 void Parameter::ensure_resident() {
-  require(backward != nullptr, "the sharded model of parameter ", name, " no longer exists; keep it alive until its "
+  require(backward != nullptr, "the sharded model of parameter ", name,
+          " no longer exists; keep it alive until its "
           "last backward");
   backward->gather_on_demand(*this);
 }
 
 std::optional<GradSink> Parameter::open() {
-  require(backward != nullptr, "the sharded model of parameter ", name, " no longer exists; keep it alive until its "
+  require(backward != nullptr, "the sharded model of parameter ", name,
+          " no longer exists; keep it alive until its "
           "last backward");
   require(!at::GradMode::is_enabled(), "parameter ", name,
           ": a fused weight gradient has no graph, but this backward was asked for one (create_graph); "

@@ -15,21 +15,23 @@ namespace fsdpp::runtime {
 /// One backward through the model, from its first hook to the end of the outermost graph task: which weight
 /// gradients are complete, and whose turn it is to be reduced.
 ///
-/// Readiness is read off the graph task, not counted in forward: a parameter is expected when its accumulator is in
-/// the graph task, and seen when the accumulator's hook has run.
+/// Readiness is read off the graph task, not counted in forward: a parameter is expected when its accumulator
+/// is in the graph task, and seen when the accumulator's hook has run.
 class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
  public:
   /// `units[i]`: the groups of unit i. All references must outlive the last hook, or close() is called first.
-  BackwardPass(std::vector<std::vector<ParameterGroup*>> units, Reducer& reducer, Residency& residency, Order& order,
-               device::Device& device, bool fused);
+  BackwardPass(std::vector<std::vector<ParameterGroup*>> units, Reducer& reducer, Residency& residency,
+               Order& order, device::Device& device, bool fused);
 
   /// Puts hooks on the accumulators of all trainable parameters. Once, after construction.
   void watch();
 
-  /// A hook of unit `unit` runs: begins the backward if none is active, gathers the unit and prefetches the next.
+  /// A hook of unit `unit` runs: begins the backward if none is active, gathers the unit and prefetches the
+  /// next.
   void reach(int unit);
-  /// A tensor made inside `unit`'s forward by a unit within it is on its way back: unless `unit` is through with its
-  /// own gradients, its weights may be needed, though its own output may have no part in this backward.
+  /// A tensor made inside `unit`'s forward by a unit within it is on its way back: unless `unit` is through
+  /// with its own gradients, its weights may be needed, though its own output may have no part in this
+  /// backward.
   void keep(int unit);
   [[nodiscard]] bool active() const noexcept { return active_; }
 
@@ -43,8 +45,8 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   /// Groups in the order in which their gradients became complete in the last backward; only those that did.
   [[nodiscard]] const std::vector<ParameterGroup*>& completed() const noexcept { return completed_; }
 
-  /// Ends a backward that raised half-way: what was not reduced yet is forgotten, and reduced as empty, so that the
-  /// ranks stay in step. Does nothing when none is active.
+  /// Ends a backward that raised half-way: what was not reduced yet is forgotten, and reduced as empty, so
+  /// that the ranks stay in step. Does nothing when none is active.
   void abandon();
   /// Called at the end of each backward that ran to its end.
   void on_finished(std::function<void()> callback) { on_finished_ = std::move(callback); }
@@ -86,13 +88,13 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   std::vector<ParameterGroup*> completed_;
 
   bool active_ = false;
-  bool accumulates_ = false;        // this graph task runs accumulators (not autograd::grad)
-  std::size_t next_ = 0;            // in reduce_order_
-  std::vector<int> remaining_;      // per unit: expected parameters not seen yet
-  std::vector<bool> complete_;      // per unit
-  std::vector<bool> reached_;       // per unit: a hook of it has run in this backward
-  std::vector<int> leaving_;        // complete units that are kept until another one is reached
-  std::vector<bool> group_reduced_; // per group id
+  bool accumulates_ = false;         // this graph task runs accumulators (not autograd::grad)
+  std::size_t next_ = 0;             // in reduce_order_
+  std::vector<int> remaining_;       // per unit: expected parameters not seen yet
+  std::vector<bool> complete_;       // per unit
+  std::vector<bool> reached_;        // per unit: a hook of it has run in this backward
+  std::vector<int> leaving_;         // complete units that are kept until another one is reached
+  std::vector<bool> group_reduced_;  // per group id
   int64_t on_demand_gathers_ = 0;
 };
 

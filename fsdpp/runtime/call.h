@@ -44,8 +44,8 @@ class ForwardScope {
 
 }  // namespace runtime
 
-/// Runs `body` (a call of any method of `module`) as a forward through `module`'s unit, and returns its result, of
-/// which for_each_tensor must find the tensors. For a module that is no unit it just runs `body`.
+/// Runs `body` (a call of any method of `module`) as a forward through `module`'s unit, and returns its
+/// result, of which for_each_tensor must find the tensors. For a module that is no unit it just runs `body`.
 template <class Module, class Body>
 auto call_as(const Module& module, Body&& body) {
   runtime::ForwardScope scope(module);
@@ -59,15 +59,17 @@ auto call_as(const Module& module, Body&& body) {
   }
 }
 
-/// module.forward(arguments...) with the module's unit gathered. torch::nn has no hooks and parents call forward
-/// directly, so this call is where a unit is entered; a bypassed one meets the guard, whose error says so.
+/// module.forward(arguments...) with the module's unit gathered. torch::nn has no hooks and parents call
+/// forward directly, so this call is where a unit is entered; a bypassed one meets the guard, whose error
+/// says so.
 template <class Module, class... Arguments>
   requires std::is_base_of_v<torch::nn::Module, Module>
 auto call(Module& module, Arguments&&... arguments) {
   return call_as(module, [&] { return module.forward(std::forward<Arguments>(arguments)...); });
 }
 
-/// A module that is always entered as a unit: `Unit<Block> block(std::make_shared<Block>(...)); y = block(x);`
+/// A module that is always entered as a unit: `Unit<Block> block(std::make_shared<Block>(...)); y =
+/// block(x);`
 template <class Module>
 class Unit {
  public:

@@ -22,9 +22,10 @@ struct UnitState {
 /// registration order, the root first.
 class Core {
  public:
-  /// Collective. Takes over the parameters of `units`, whose groups have names, dtypes, parameters and layouts.
-  Core(comm::PeerGroup& group, std::shared_ptr<torch::nn::Module> root, std::vector<UnitState> units, Options options,
-       std::unique_ptr<device::Device> device);
+  /// Collective. Takes over the parameters of `units`, whose groups have names, dtypes, parameters and
+  /// layouts.
+  Core(comm::PeerGroup& group, std::shared_ptr<torch::nn::Module> root, std::vector<UnitState> units,
+       Options options, std::unique_ptr<device::Device> device);
   ~Core();
 
   // forward
@@ -47,20 +48,20 @@ class Core {
   Options options;
   std::shared_ptr<device::Ledger> ledger;
   std::unique_ptr<device::Device> device;
-  std::vector<ParameterGroup*> groups;             // all, by id
+  std::vector<ParameterGroup*> groups;                 // all, by id
   std::vector<std::shared_ptr<Parameter>> parameters;  // in registration order
   std::unique_ptr<Peers> peers;
   std::unique_ptr<Publisher> publisher;
   std::unique_ptr<SlotMemory> slots;
   std::unique_ptr<Reducer> reducer;
   std::unique_ptr<Residency> residency;
-  Order forward_order;     // with gradient
+  Order forward_order;  // with gradient
   Order backward_order;
   Order evaluation_order;  // without
   std::shared_ptr<BackwardPass> backward;
 
-  bool promised = false;     // weights_changed() will be called: no need to presume
-  bool in_scope = false;     // inside a declared microbatch
+  bool promised = false;  // weights_changed() will be called: no need to presume
+  bool in_scope = false;  // inside a declared microbatch
 
  private:
   void begin_forward();
@@ -77,12 +78,12 @@ class Core {
   void adopt_reduce_order();
   Order& order_of(const Pass& pass) { return pass.with_gradient() ? forward_order : evaluation_order; }
 
-  std::vector<int> entered_;       // units of nested forwards, the outermost first
-  bool root_pass_ = false;         // the outermost one is the root's
-  bool window_open_ = false;       // weights are as published until it closes
-  bool orders_changed_ = false;    // a pass differed from what was planned
-  bool backward_seen_ = false;     // one ran to its end since the last publication
-  bool autocast_cache_ = false;    // to restore
+  std::vector<int> entered_;     // units of nested forwards, the outermost first
+  bool root_pass_ = false;       // the outermost one is the root's
+  bool window_open_ = false;     // weights are as published until it closes
+  bool orders_changed_ = false;  // a pass differed from what was planned
+  bool backward_seen_ = false;   // one ran to its end since the last publication
+  bool autocast_cache_ = false;  // to restore
 };
 
 }  // namespace fsdpp::runtime

@@ -15,7 +15,8 @@
 
 namespace fsdpp {
 
-// Calls `visit` for each tensor in a module's output. For a type of your own, overload it in that type's namespace:
+// Calls `visit` for each tensor in a module's output. For a type of your own, overload it in that type's
+// namespace:
 //   template <class Visit> void for_each_tensor(const MyOutput& output, Visit&& visit);
 
 template <class Visit>

@@ -47,8 +47,8 @@ struct Walk {
   }
 };
 
-std::vector<UnitState> make_units(const std::shared_ptr<Module>& root, const std::vector<runtime::UnitSpec>& specs,
-                                  Walk& walk) {
+std::vector<UnitState> make_units(const std::shared_ptr<Module>& root,
+                                  const std::vector<runtime::UnitSpec>& specs, Walk& walk) {
   std::unordered_map<const Module*, std::string> paths;
   for (const auto& item : root->named_modules()) paths[item.value().get()] = item.key();
   std::vector<UnitState> units(1);
@@ -56,12 +56,14 @@ std::vector<UnitState> make_units(const std::shared_ptr<Module>& root, const std
   units[0].modules = {root};
   walk.unit_of[root.get()] = 0;
   for (const runtime::UnitSpec& spec : specs) {
-    require(!spec.modules.empty(), "fully_shard: unit ", units.size(), " has no module; give each unit at least one");
+    require(!spec.modules.empty(), "fully_shard: unit ", units.size(),
+            " has no module; give each unit at least one");
     UnitState unit;
     for (const auto& module : spec.modules) {
       require(module != nullptr, "fully_shard: a module of unit ", units.size(), " is null");
       const auto path = paths.find(module.get());
-      require(path != paths.end(), "fully_shard: a module of type ", module->name(), " is given as a unit but is not "
+      require(path != paths.end(), "fully_shard: a module of type ", module->name(),
+              " is given as a unit but is not "
               "part of the root; register it below the root first");
       const bool fresh = walk.unit_of.emplace(module.get(), static_cast<int>(units.size())).second;
       require(fresh, "fully_shard: module ", path->second.empty() ? "root" : path->second,
@@ -81,8 +83,9 @@ void check_parameter(const Found& found) {
   require(tensor.device().is_cpu(), "fully_shard: parameter ", found.name, " is on ", tensor.device().str(),
           "; expected the CPU");
   const auto dtype = tensor.scalar_type();
-  require(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, "fully_shard: parameter ", found.name,
-          " has dtype ", tensor.dtype().name(), "; expected float, bfloat16 or half: convert the module with to() first");
+  require(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, "fully_shard: parameter ",
+          found.name, " has dtype ", tensor.dtype().name(),
+          "; expected float, bfloat16 or half: convert the module with to() first");
   require(tensor.is_leaf(), "fully_shard: parameter ", found.name, " is not a leaf tensor; register a leaf");
   require(runtime::sink_of(tensor) == nullptr, "fully_shard: parameter ", found.name,
           " belongs to a sharded model already; shard each module once");
@@ -111,7 +114,8 @@ void make_groups(UnitState& unit, int index, const std::vector<Found>& found, in
   for (std::size_t i = 0; i < found.size(); ++i) {
     if (found[i].unit != index) continue;
     const Kind kind{found[i].tensor.scalar_type(), found[i].tensor.requires_grad()};
-    auto entry = std::find_if(kinds.begin(), kinds.end(), [&](const auto& known) { return known.first == kind; });
+    auto entry =
+        std::find_if(kinds.begin(), kinds.end(), [&](const auto& known) { return known.first == kind; });
     if (entry == kinds.end()) entry = kinds.insert(kinds.end(), {kind, {}});
     entry->second.push_back(i);
   }
@@ -134,7 +138,8 @@ void make_groups(UnitState& unit, int index, const std::vector<Found>& found, in
       group->parameters.push_back(std::move(parameter));
     }
     const auto bytes = static_cast<int64_t>(c10::elementSize(kind.first));
-    group->layout = std::make_shared<const layout::ShardLayout>(layout::ShardLayout::flat(std::move(shapes), bytes, ranks));
+    group->layout = std::make_shared<const layout::ShardLayout>(
+        layout::ShardLayout::flat(std::move(shapes), bytes, ranks));
     if (group->layout->full_numel() == 0) {  // nothing to shard: these stay what they are
       for (const std::size_t i : members) parameters[i] = nullptr;
       continue;
@@ -145,11 +150,14 @@ void make_groups(UnitState& unit, int index, const std::vector<Found>& found, in
 
 }  // namespace
 
-std::shared_ptr<runtime::ShardedModel> fully_shard(comm::PeerGroup& group, const std::shared_ptr<Module>& root,
+std::shared_ptr<runtime::ShardedModel> fully_shard(comm::PeerGroup& group,
+                                                   const std::shared_ptr<Module>& root,
                                                    const std::vector<runtime::UnitSpec>& specs,
-                                                   runtime::Options options, std::unique_ptr<device::Device> device) {
+                                                   runtime::Options options,
+                                                   std::unique_ptr<device::Device> device) {
   require(root != nullptr, "fully_shard: the root module is null");
-  require(runtime::find_unit(*root).unit < 0, "fully_shard: the root module is already a unit of a sharded model");
+  require(runtime::find_unit(*root).unit < 0,
+          "fully_shard: the root module is already a unit of a sharded model");
   Walk walk;
   std::vector<UnitState> units = make_units(root, specs, walk);
   walk.visit(*root, "", 0);
@@ -167,7 +175,8 @@ std::shared_ptr<runtime::ShardedModel> fully_shard(comm::PeerGroup& group, const
   auto model = std::make_shared<runtime::ShardedModel>(core);
   for (const auto& parameter : core->parameters) runtime::register_parameter(parameter);
   for (std::size_t i = 0; i < core->units.size(); ++i) {
-    for (const auto& module : core->units[i].modules) runtime::register_unit(*module, model, static_cast<int>(i));
+    for (const auto& module : core->units[i].modules)
+      runtime::register_unit(*module, model, static_cast<int>(i));
   }
   return model;
 }

@@ -12,26 +12,26 @@ namespace fsdpp {
 
 /// Shards `root`'s parameters over `group`, in place. Collective.
 ///
-/// `units`: submodules that are gathered and reduced one by one, usually the blocks, in the order of the forward;
-/// what they do not hold belongs to the root unit. A parameter that several units share belongs to the root.
-/// The modules and their parameters keep their identity: `root` is used as before, but units (and `root` itself) are
-/// entered through fsdpp::call or fsdpp::Unit. `group` and the returned object must outlive every use. `device`:
-/// lanes to run on; default: the host's.
+/// `units`: submodules that are gathered and reduced one by one, usually the blocks, in the order of the
+/// forward; what they do not hold belongs to the root unit. A parameter that several units share belongs to
+/// the root. The modules and their parameters keep their identity: `root` is used as before, but units (and
+/// `root` itself) are entered through fsdpp::call or fsdpp::Unit. `group` and the returned object must
+/// outlive every use. `device`: lanes to run on; default: the host's.
 ///
-/// Parameters may be fp32, bf16 or fp16 (main weights, gradients and sums are fp32), on the CPU, contiguous or not.
-/// Throws UsageError, naming module or parameter, for a unit outside `root`, one given twice, a parameter that is
-/// sharded already, is no leaf, overlaps another in memory, or has another dtype or device.
+/// Parameters may be fp32, bf16 or fp16 (main weights, gradients and sums are fp32), on the CPU, contiguous
+/// or not. Throws UsageError, naming module or parameter, for a unit outside `root`, one given twice, a
+/// parameter that is sharded already, is no leaf, overlaps another in memory, or has another dtype or device.
 [[nodiscard]] std::shared_ptr<runtime::ShardedModel> fully_shard(
-    comm::PeerGroup& group, const std::shared_ptr<torch::nn::Module>& root, const std::vector<runtime::UnitSpec>& units,
-    runtime::Options options = {}, std::unique_ptr<device::Device> device = nullptr);
+    comm::PeerGroup& group, const std::shared_ptr<torch::nn::Module>& root,
+    const std::vector<runtime::UnitSpec>& units, runtime::Options options = {},
+    std::unique_ptr<device::Device> device = nullptr);
 
 /// The same with one module per unit, for any module type.
 template <class Module>
-[[nodiscard]] std::shared_ptr<runtime::ShardedModel> fully_shard(comm::PeerGroup& group,
-                                                                 const std::shared_ptr<torch::nn::Module>& root,
-                                                                 const std::vector<std::shared_ptr<Module>>& units,
-                                                                 runtime::Options options = {},
-                                                                 std::unique_ptr<device::Device> device = nullptr) {
+[[nodiscard]] std::shared_ptr<runtime::ShardedModel> fully_shard(
+    comm::PeerGroup& group, const std::shared_ptr<torch::nn::Module>& root,
+    const std::vector<std::shared_ptr<Module>>& units, runtime::Options options = {},
+    std::unique_ptr<device::Device> device = nullptr) {
   std::vector<runtime::UnitSpec> specs;
   for (const auto& unit : units) specs.push_back({{unit}});
   return fully_shard(group, root, specs, options, std::move(device));

@@ -7,8 +7,8 @@
 
 namespace fsdpp::runtime {
 
-/// A storage of `bytes` whose every data access throws `message`. It has no way back to ordinary storage, so a
-/// tensor is pointed at it and away from it again.
+/// A storage of `bytes` whose every data access throws `message`. It has no way back to ordinary storage, so
+/// a tensor is pointed at it and away from it again.
 [[nodiscard]] c10::Storage make_guard_storage(int64_t bytes, std::string message);
 
 /// A tensor with `like`'s sizes and dtype on a guard storage.

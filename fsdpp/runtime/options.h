@@ -7,8 +7,8 @@ namespace fsdpp::runtime {
 /// What is sharded, and with that what is communicated when.
 enum class Strategy {
   no_shard,            // everything whole on each rank; all-reduce of gradients at the window's last backward
-  optim_grads_params,  // ZeRO-3 (Rajbhandari et al. 2020): weights gathered in forward and backward, gradients
-                       // reduced every backward, optimizer state on shards
+  optim_grads_params,  // ZeRO-3 (Rajbhandari et al. 2020): weights gathered in forward and backward,
+                       // gradients reduced every backward, optimizer state on shards
 };
 
 /// What the reduce makes of the ranks' gradients.

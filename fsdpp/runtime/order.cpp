@@ -15,8 +15,9 @@ int Order::arrive(int unit) {
   recorded_.push_back({unit, step, step});
   if (next_ >= expected_.size() || expected_[next_].unit != unit) {
     ++departures_;
-    const auto found = std::find_if(expected_.begin() + static_cast<std::ptrdiff_t>(std::min(next_, expected_.size())),
-                                    expected_.end(), [&](const Visit& visit) { return visit.unit == unit; });
+    const auto found =
+        std::find_if(expected_.begin() + static_cast<std::ptrdiff_t>(std::min(next_, expected_.size())),
+                     expected_.end(), [&](const Visit& visit) { return visit.unit == unit; });
     if (found == expected_.end()) return next_ < expected_.size() ? expected_[next_].unit : -1;
     next_ = static_cast<std::size_t>(found - expected_.begin());
   }

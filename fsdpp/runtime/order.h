@@ -12,8 +12,8 @@ struct Visit {
   int left;     // step of the last arrival before it left: >= arrived
 };
 
-/// The order in which one kind of pass (forward with gradient, backward, forward without) visits units: predicts
-/// the next one from the last complete pass, and counts departures.
+/// The order in which one kind of pass (forward with gradient, backward, forward without) visits units:
+/// predicts the next one from the last complete pass, and counts departures.
 class Order {
  public:
   /// `expected`: the visits of a first pass, as registration suggests.

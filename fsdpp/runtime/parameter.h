@@ -22,10 +22,10 @@ class Parameter final : public SinkOwner {
   std::optional<GradSink> open() override;
   void report() override;
 
-  std::string name;      // path in the root module, of its first place
-  at::Tensor full;       // the module's own tensor: its storage comes and goes, its identity stays
+  std::string name;  // path in the root module, of its first place
+  at::Tensor full;   // the module's own tensor: its storage comes and goes, its identity stays
   std::vector<int64_t> sizes;
-  int index = 0;         // in its group
+  int index = 0;  // in its group
   ParameterGroup* group = nullptr;
   BackwardPass* backward = nullptr;  // null once the sharded model is gone
 

@@ -20,10 +20,12 @@ constexpr auto kFp32Bytes = static_cast<int64_t>(sizeof(float));
 template <class Owner>
 c10::DataPtr owned_pointer(void* data, std::shared_ptr<Owner> owner) {
   auto* context = new std::shared_ptr<Owner>(std::move(owner));
-  return {data, context, [](void* held) { delete static_cast<std::shared_ptr<Owner>*>(held); }, c10::DeviceType::CPU};
+  return {data, context, [](void* held) { delete static_cast<std::shared_ptr<Owner>*>(held); },
+          c10::DeviceType::CPU};
 }
 
-void point_parameter(const Parameter& parameter, const c10::Storage& storage, int64_t offset, at::ScalarType dtype) {
+void point_parameter(const Parameter& parameter, const c10::Storage& storage, int64_t offset,
+                     at::ScalarType dtype) {
   at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));
   view.unsafeGetTensorImpl()->set_sizes_contiguous(parameter.sizes);
@@ -52,14 +54,15 @@ void make_shards(ParameterGroup& group, Strategy strategy, int rank) {
 
 void copy_main_weights(ParameterGroup& group, Strategy strategy, int rank) {
   auto* base = reinterpret_cast<float*>(group.main->data());
-  const int64_t held = group.layout->shard_numel() * (strategy == Strategy::no_shard ? group.layout->ranks() : 1);
+  const int64_t held =
+      group.layout->shard_numel() * (strategy == Strategy::no_shard ? group.layout->ranks() : 1);
   std::fill(base, base + held, std::numeric_limits<float>::quiet_NaN());
   for (int r = 0; r < group.layout->ranks(); ++r) {
     if (strategy != Strategy::no_shard && r != rank) continue;
     const int64_t start = strategy == Strategy::no_shard ? r * group.layout->shard_numel() : 0;
     for (const layout::Segment& segment : group.layout->segments(r)) {
-      copy_elements(group.parameters[static_cast<std::size_t>(segment.parameter)]->full, segment.parameter_offset,
-                    segment.count, base + start + segment.shard_offset);
+      copy_elements(group.parameters[static_cast<std::size_t>(segment.parameter)]->full,
+                    segment.parameter_offset, segment.count, base + start + segment.shard_offset);
     }
   }
 }
@@ -67,8 +70,7 @@ void copy_main_weights(ParameterGroup& group, Strategy strategy, int rank) {
 }  // namespace
 
 at::Tensor tensor_over(std::shared_ptr<void> owner, void* data, at::IntArrayRef sizes, at::ScalarType dtype) {
-  return at::from_blob(
-      data, sizes, [owner = std::move(owner)](void*) {}, at::TensorOptions().dtype(dtype));
+  return at::from_blob(data, sizes, [owner = std::move(owner)](void*) {}, at::TensorOptions().dtype(dtype));
 }
 
 void copy_elements(const at::Tensor& parameter, int64_t offset, int64_t count, float* target) {
@@ -84,25 +86,30 @@ void cast_elements(const float* source, int64_t count, at::ScalarType dtype, std
 
 void ParameterGroup::attach(std::byte* memory) {
   real.unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(memory, c10::DeviceType::CPU));
-  for (const auto& parameter : parameters) parameter->full.unsafeGetTensorImpl()->set_storage_keep_dtype(real);
+  for (const auto& parameter : parameters)
+    parameter->full.unsafeGetTensorImpl()->set_storage_keep_dtype(real);
 }
 
 void ParameterGroup::detach() {
-  for (const auto& parameter : parameters) parameter->full.unsafeGetTensorImpl()->set_storage_keep_dtype(guard);
+  for (const auto& parameter : parameters)
+    parameter->full.unsafeGetTensorImpl()->set_storage_keep_dtype(guard);
   real.unsafeGetStorageImpl()->set_data_ptr_noswap(owned_pointer(forbidden->data(), forbidden));
 }
 
-void take_over(ParameterGroup& group, Strategy strategy, int rank, const std::shared_ptr<device::Ledger>& ledger) {
+void take_over(ParameterGroup& group, Strategy strategy, int rank,
+               const std::shared_ptr<device::Ledger>& ledger) {
   const c10::InferenceMode normal(false);  // tensors made in inference mode could never be trained
   const at::NoGradGuard no_grad;
   const bool whole = strategy == Strategy::no_shard;
   const int64_t held = whole ? group.layout->full_numel() : group.layout->shard_numel();
-  group.main = std::make_shared<device::HostMemory>(static_cast<std::size_t>(held * kFp32Bytes), "main weights", ledger);
+  group.main = std::make_shared<device::HostMemory>(static_cast<std::size_t>(held * kFp32Bytes),
+                                                    "main weights", ledger);
   copy_main_weights(group, strategy, rank);
   make_shards(group, strategy, rank);
 
   const std::string message =
-      text("weights of unit ", group.name, " are not gathered; call its module through fsdpp::call (or fsdpp::Unit), "
+      text("weights of unit ", group.name,
+           " are not gathered; call its module through fsdpp::call (or fsdpp::Unit), "
            "give optimizers shards() instead of parameters(), and take full copies with full_weights()");
   group.guard = make_guard_storage(group.full_bytes(), message);
   group.forbidden = std::make_shared<device::ForbiddenRange>(static_cast<std::size_t>(group.full_bytes()),
@@ -113,7 +120,8 @@ void take_over(ParameterGroup& group, Strategy strategy, int rank, const std::sh
   for (const auto& parameter : group.parameters) {
     point_parameter(*parameter, group.real, group.layout->parameter_offset(parameter->index), group.dtype);
     parameter->guard_grad = make_guard_tensor(
-        parameter->full, text("the gradient of ", parameter->name, " lies in its shard: give the optimizer the "
+        parameter->full, text("the gradient of ", parameter->name,
+                              " lies in its shard: give the optimizer the "
                               "sharded model's shards() instead of parameters(), and use its zero_grad()"));
   }
   if (!whole) {
@@ -122,8 +130,8 @@ void take_over(ParameterGroup& group, Strategy strategy, int rank, const std::sh
   }
   group.weights = group.main;
   if (group.dtype != at::kFloat) {
-    group.weights = std::make_shared<device::HostMemory>(static_cast<std::size_t>(group.full_bytes()), "model weights",
-                                                         ledger);
+    group.weights = std::make_shared<device::HostMemory>(static_cast<std::size_t>(group.full_bytes()),
+                                                         "model weights", ledger);
     cast_elements(reinterpret_cast<const float*>(group.main->data()), group.layout->full_numel(), group.dtype,
                   group.weights->data());
   }

@@ -9,12 +9,17 @@ namespace {
 
 bool allowed(Phase from, Phase to) {
   switch (from) {
-    case Phase::forward: return to == Phase::waiting || to == Phase::done || to == Phase::abandoned ||
-                                to == Phase::backward;  // a side output's backward inside the forward
-    case Phase::waiting: return to == Phase::backward;
-    case Phase::backward: return to == Phase::backward || to == Phase::done;
-    case Phase::done: return to == Phase::backward;  // the graph was retained
-    case Phase::abandoned: return to == Phase::backward;
+    case Phase::forward:
+      return to == Phase::waiting || to == Phase::done || to == Phase::abandoned ||
+             to == Phase::backward;  // a side output's backward inside the forward
+    case Phase::waiting:
+      return to == Phase::backward;
+    case Phase::backward:
+      return to == Phase::backward || to == Phase::done;
+    case Phase::done:
+      return to == Phase::backward;  // the graph was retained
+    case Phase::abandoned:
+      return to == Phase::backward;
   }
   return false;
 }
@@ -23,18 +28,23 @@ bool allowed(Phase from, Phase to) {
 
 const char* to_string(Phase phase) noexcept {
   switch (phase) {
-    case Phase::forward: return "forward";
-    case Phase::waiting: return "waiting";
-    case Phase::backward: return "backward";
-    case Phase::done: return "done";
-    case Phase::abandoned: return "abandoned";
+    case Phase::forward:
+      return "forward";
+    case Phase::waiting:
+      return "waiting";
+    case Phase::backward:
+      return "backward";
+    case Phase::done:
+      return "done";
+    case Phase::abandoned:
+      return "abandoned";
   }
   return "?";
 }
 
 void Pass::move_to(Phase next) {
-  FSDPP_INVARIANT(allowed(phase_, next), "unit ", unit_, ": a pass in phase ", to_string(phase_), " cannot go to ",
-                  to_string(next));
+  FSDPP_INVARIANT(allowed(phase_, next), "unit ", unit_, ": a pass in phase ", to_string(phase_),
+                  " cannot go to ", to_string(next));
   phase_ = next;
 }
 

@@ -6,8 +6,8 @@
 
 namespace fsdpp::runtime {
 
-/// Where one pass through a unit stands. In pipelines and repeated calls one unit is in several passes at once, so
-/// this belongs to the pass, not to the unit.
+/// Where one pass through a unit stands. In pipelines and repeated calls one unit is in several passes at
+/// once, so this belongs to the pass, not to the unit.
 enum class Phase {
   forward,    // between enter and finish
   waiting,    // its graph may come back in a backward
@@ -18,8 +18,8 @@ enum class Phase {
 
 [[nodiscard]] const char* to_string(Phase phase) noexcept;
 
-/// One forward through a unit and the backward that may follow. The graph's hooks own it: when the graph goes, it
-/// goes.
+/// One forward through a unit and the backward that may follow. The graph's hooks own it: when the graph
+/// goes, it goes.
 class Pass {
  public:
   Pass(int unit, bool with_gradient, bool recompute) noexcept

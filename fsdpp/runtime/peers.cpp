@@ -22,7 +22,8 @@ Peers::Peers(comm::PeerGroup& group, device::Device& device, const std::vector<s
       words_(group.allocate((2 + 2 * groups.size()) * sizeof(uint64_t), "words of a sharded model")) {}
 
 void Peers::signal(device::LaneKind lane, const std::string& what, int channel, uint32_t sequence) {
-  device_.signal(lane, what, channel, sequence, [this, channel, sequence] { board_->signal(channel, sequence); });
+  device_.signal(lane, what, channel, sequence,
+                 [this, channel, sequence] { board_->signal(channel, sequence); });
 }
 
 void Peers::wait(device::LaneKind lane, const std::string& what, int peer, int channel, uint32_t sequence) {

@@ -15,11 +15,16 @@ struct Channel {
   static constexpr int kReleased = 0;  // "I will not pull the epoch before this one again"
   [[nodiscard]] static constexpr int published(int group) noexcept { return 1 + 4 * group; }  // shard valid
   [[nodiscard]] static constexpr int ready(int group) noexcept { return 2 + 4 * group; }      // slot complete
-  [[nodiscard]] static constexpr int reduced(int group) noexcept { return 3 + 4 * group; }    // own region summed
-  [[nodiscard]] static constexpr int pulled(int group) noexcept { return 4 + 4 * group; }     // peers' slots read
+  [[nodiscard]] static constexpr int reduced(int group) noexcept {
+    return 3 + 4 * group;
+  }  // own region summed
+  [[nodiscard]] static constexpr int pulled(int group) noexcept {
+    return 4 + 4 * group;
+  }  // peers' slots read
 };
 
-/// How one rank's model talks to its peers: signals and waits as operations of a lane, and a few words per group.
+/// How one rank's model talks to its peers: signals and waits as operations of a lane, and a few words per
+/// group.
 class Peers {
  public:
   /// Collective. `groups`: names of the parameter groups, equal on all ranks.

@@ -23,7 +23,8 @@ layout::ArenaPlan plan_weights(std::span<const Sized> units, std::span<const std
   for (const std::vector<Visit>& order : orders) {
     for (const Visit& visit : order) {
       const int64_t prefetched = std::max(visit.arrived - 1, 0);
-      buffers[static_cast<std::size_t>(visit.unit)].lifetimes.push_back({start + prefetched, start + visit.left});
+      buffers[static_cast<std::size_t>(visit.unit)].lifetimes.push_back(
+          {start + prefetched, start + visit.left});
     }
     start += static_cast<int64_t>(order.size());
   }

@@ -16,26 +16,26 @@ struct Sized {
   int64_t bytes;
 };
 
-/// The visits of a first pass, from the structure alone: units in `order`, the root (unit 0, which must come first)
-/// around all others.
+/// The visits of a first pass, from the structure alone: units in `order`, the root (unit 0, which must come
+/// first) around all others.
 [[nodiscard]] std::vector<Visit> structural_visits(std::span<const int> order);
 
 /// A red zone lies behind every buffer in ASan builds (device::kRedZone).
 ///
-/// Offsets for full weights such that no unit of a pass in one of `orders` collides with another, with the next
-/// unit's gather one arrival ahead.
+/// Offsets for full weights such that no unit of a pass in one of `orders` collides with another, with the
+/// next unit's gather one arrival ahead.
 [[nodiscard]] layout::ArenaPlan plan_weights(std::span<const Sized> units,
                                              std::span<const std::vector<Visit>> orders);
 
-/// A gradient slot's turn: `position` is its place in the order of reduces; `opened` the number of reduces before
-/// its first contribution.
+/// A gradient slot's turn: `position` is its place in the order of reduces; `opened` the number of reduces
+/// before its first contribution.
 struct SlotUse {
   int slot;
   int opened;
 };
 
-/// Offsets for gradient slots, whose reduces run in the order of `uses`. A slot's bytes are its own until one more
-/// reduce has been launched, so that a rank does not wait for the peers' pulls of the reduce before.
+/// Offsets for gradient slots, whose reduces run in the order of `uses`. A slot's bytes are its own until one
+/// more reduce has been launched, so that a rank does not wait for the peers' pulls of the reduce before.
 [[nodiscard]] layout::ArenaPlan plan_slots(std::span<const Sized> slots, std::span<const SlotUse> uses);
 
 }  // namespace fsdpp::runtime

@@ -30,8 +30,8 @@ Publisher::Publisher(Peers& peers, std::vector<ParameterGroup*> groups, Strategy
     ParameterGroup& group = *groups_[i];
     std::vector<std::byte*> parts;
     for (int rank = 0; rank < peers_.ranks(); ++rank) parts.push_back(memory_->peer(rank) + offsets[i]);
-    group.published.emplace(group.name, group.layout, layout::Placement::shard, peers_.rank(), group.element_bytes(),
-                            std::move(parts));
+    group.published.emplace(group.name, group.layout, layout::Placement::shard, peers_.rank(),
+                            group.element_bytes(), std::move(parts));
   }
 }
 
@@ -46,7 +46,8 @@ std::vector<uint64_t> Publisher::publish(uint64_t vote) {
   device::Device& device = peers_.device();
   const uint32_t next = epoch_ + 1;
   peers_.set_vote(next, vote);
-  device.wait(LaneKind::gather, device.record(LaneKind::compute));  // the optimizer writes on the compute lane
+  device.wait(LaneKind::gather,
+              device.record(LaneKind::compute));  // the optimizer writes on the compute lane
   peers_.signal(LaneKind::gather, "released", Channel::kReleased, next);
   peers_.wait_all(LaneKind::gather, "released", Channel::kReleased, next);
   std::vector<uint64_t> votes;
@@ -62,7 +63,8 @@ std::vector<uint64_t> Publisher::publish(uint64_t vote) {
 void Publisher::transform(ParameterGroup& group) {
   std::byte* target = strategy_ == Strategy::no_shard ? group.weights->data() : group.published->local();
   if (target == group.main->data()) return;  // the model reads the main weights themselves
-  const int64_t count = strategy_ == Strategy::no_shard ? group.layout->full_numel() : group.layout->shard_numel();
+  const int64_t count =
+      strategy_ == Strategy::no_shard ? group.layout->full_numel() : group.layout->shard_numel();
   const auto* source = reinterpret_cast<const float*>(group.main->data());
   device::Access access{{{source, static_cast<std::size_t>(count) * sizeof(float)}},
                         {{target, static_cast<std::size_t>(count * group.element_bytes())}}};

@@ -11,10 +11,11 @@
 
 namespace fsdpp::runtime {
 
-/// Makes main weights readable: for peers as published shards (optim_grads_params), for the model as its own dtype.
+/// Makes main weights readable: for peers as published shards (optim_grads_params), for the model as its own
+/// dtype.
 ///
-/// Peers read only published weights, never memory that an optimizer or a user can write: an optimizer step may
-/// start while a slow peer still pulls. The epoch counts publications; all ranks publish the same ones.
+/// Peers read only published weights, never memory that an optimizer or a user can write: an optimizer step
+/// may start while a slow peer still pulls. The epoch counts publications; all ranks publish the same ones.
 class Publisher {
  public:
   /// Collective: allocates the published shards. `groups` must outlive it.
@@ -22,8 +23,8 @@ class Publisher {
             std::shared_ptr<device::Ledger> ledger);
   ~Publisher();
 
-  /// Collective: waits until every peer has finished with the last epoch, transforms main weights to model dtype,
-  /// and raises the epoch. `vote` is told to all ranks; returns every rank's.
+  /// Collective: waits until every peer has finished with the last epoch, transforms main weights to model
+  /// dtype, and raises the epoch. `vote` is told to all ranks; returns every rank's.
   std::vector<uint64_t> publish(uint64_t vote);
 
   /// Copies the current epoch of `group` to `full` (full_bytes()) on the gather lane.

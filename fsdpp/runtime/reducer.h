@@ -12,8 +12,8 @@ namespace fsdpp::runtime {
 
 /// What a strategy does with gradients: where contributions go, and how they become the shards' gradients.
 ///
-/// Reduces are not one-sided: every rank calls reduce() for the same groups in the same order, also for a group
-/// without contributions.
+/// Reduces are not one-sided: every rank calls reduce() for the same groups in the same order, also for a
+/// group without contributions.
 class Reducer {
  public:
   virtual ~Reducer() = default;
@@ -40,7 +40,8 @@ class Reducer {
 [[nodiscard]] std::unique_ptr<Reducer> make_shard_reducer(Peers& peers, SlotMemory& slots, float scale,
                                                           std::shared_ptr<device::Ledger> ledger);
 
-/// no_shard: the slots are the shards' gradients; the window's last backward ends with an all-reduce in place.
+/// no_shard: the slots are the shards' gradients; the window's last backward ends with an all-reduce in
+/// place.
 [[nodiscard]] std::unique_ptr<Reducer> make_replica_reducer(Peers& peers, SlotMemory& slots, float scale);
 
 }  // namespace fsdpp::runtime

@@ -90,14 +90,16 @@ void ReplicaReducer::forget_if_zeroed(Parameter& parameter, State& current) {
 
 bool ReplicaReducer::is_in_slot(const at::Tensor& gradient, const Parameter& parameter) const {
   const int slot = slots_.slot_of(*parameter.group);
-  return gradient.const_data_ptr() == slots_.gradient(slot, parameter).const_data_ptr() || gradient.numel() == 0;
+  return gradient.const_data_ptr() == slots_.gradient(slot, parameter).const_data_ptr() ||
+         gradient.numel() == 0;
 }
 
 // The user put a tensor of his own in the place of what was accumulated: that is what counts from here on.
 void ReplicaReducer::take_back(Parameter& parameter, State& current) {
   at::Tensor& gradient = parameter.shard.mutable_grad();
   require(gradient.sizes() == at::IntArrayRef(parameter.sizes), "the gradient of ", parameter.name,
-          " was replaced by one of sizes ", gradient.sizes(), "; expected ", at::IntArrayRef(parameter.sizes));
+          " was replaced by one of sizes ", gradient.sizes(), "; expected ",
+          at::IntArrayRef(parameter.sizes));
   const at::Tensor view = slots_.gradient(slots_.slot_of(*parameter.group), parameter);
   view.copy_(gradient);
   gradient = slots_.gradient(slots_.slot_of(*parameter.group), parameter);

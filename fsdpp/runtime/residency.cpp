@@ -46,7 +46,8 @@ int Residency::holds(int unit, Hold kind) const {
 }
 
 bool Residency::at_rest() const noexcept {
-  return std::all_of(entries_.begin(), entries_.end(), [](const Entry& entry) { return entry.memory == nullptr; });
+  return std::all_of(entries_.begin(), entries_.end(),
+                     [](const Entry& entry) { return entry.memory == nullptr; });
 }
 
 void Residency::gather(int unit) {

@@ -30,7 +30,9 @@ class Residency {
   void drop_all(int unit, Hold kind);
   void drop_all(Hold kind);
 
-  [[nodiscard]] bool resident(int unit) const { return entries_.at(static_cast<std::size_t>(unit)).memory != nullptr; }
+  [[nodiscard]] bool resident(int unit) const {
+    return entries_.at(static_cast<std::size_t>(unit)).memory != nullptr;
+  }
   [[nodiscard]] int holds(int unit, Hold kind) const;
   [[nodiscard]] int64_t gathers() const noexcept { return gathers_; }
   [[nodiscard]] WeightArena& arena() noexcept { return arena_; }

@@ -15,7 +15,10 @@ using device::LaneKind;
 class ShardReducer final : public Reducer {
  public:
   ShardReducer(Peers& peers, SlotMemory& slots, float scale, std::shared_ptr<device::Ledger> ledger)
-      : peers_(peers), slots_(slots), scale_(scale), ledger_(std::move(ledger)),
+      : peers_(peers),
+        slots_(slots),
+        scale_(scale),
+        ledger_(std::move(ledger)),
         states_(static_cast<std::size_t>(slots.slots())) {}
 
   ~ShardReducer() override { ledger_->remove(kPurpose, held_); }
@@ -46,9 +49,9 @@ class ShardReducer final : public Reducer {
   static constexpr const char* kPurpose = "gradient shards";
 
   struct State {
-    bool open = false;          // holds contributions of this backward
-    device::HostMemory spill;   // not empty: they are here instead of in the slot
-    int opened = 0;             // reduces before the first contribution
+    bool open = false;         // holds contributions of this backward
+    device::HostMemory spill;  // not empty: they are here instead of in the slot
+    int opened = 0;            // reduces before the first contribution
     uint32_t sequence = 0;     // of the last reduce
     device::Event pulled;      // on the reduce lane: our own pull of it
   };
@@ -114,7 +117,8 @@ void ShardReducer::claim(int slot) {
     const bool same_bytes = other == slot || slots_.plan().share_bytes(slot, other);
     if (!same_bytes || state(other).sequence == 0) continue;
     const ParameterGroup& group = slots_.group(other);
-    peers_.wait_all(LaneKind::compute, "pulled " + group.name, Channel::pulled(group.id), state(other).sequence);
+    peers_.wait_all(LaneKind::compute, "pulled " + group.name, Channel::pulled(group.id),
+                    state(other).sequence);
     peers_.device().wait(LaneKind::compute, state(other).pulled);  // not the reduce just launched
   }
   peers_.device().acquire(LaneKind::compute, "slot " + slots_.group(slot).name, slots_.range(slot));
@@ -123,10 +127,10 @@ void ShardReducer::claim(int slot) {
 // Moves what `slot` holds to ordinary memory.
 void ShardReducer::spill(int slot) {
   ++spills_;
-  device::HostMemory memory(static_cast<std::size_t>(slots_.group(slot).slot_bytes()), "gradients beside the plan",
-                            ledger_);
-  peers_.device().copy(LaneKind::compute, "spill " + slots_.group(slot).name, memory.data(), slots_.data(slot),
-                       memory.bytes());
+  device::HostMemory memory(static_cast<std::size_t>(slots_.group(slot).slot_bytes()),
+                            "gradients beside the plan", ledger_);
+  peers_.device().copy(LaneKind::compute, "spill " + slots_.group(slot).name, memory.data(),
+                       slots_.data(slot), memory.bytes());
   state(slot).spill = std::move(memory);
 }
 
@@ -148,7 +152,8 @@ void ShardReducer::reduce(ParameterGroup& group) {
   State& current = state(slot);
   if (current.open) {
     zero_missing(peers_.device(), group, place(slot));
-    if (current.spill.data() != nullptr) move_into_slot(slot);  // waits for pulls of the reduce before this one
+    if (current.spill.data() != nullptr)
+      move_into_slot(slot);  // waits for pulls of the reduce before this one
   }
   const uint32_t sequence = ++current.sequence;
   peers_.set_contributed(group.id, sequence, current.open);
@@ -156,8 +161,8 @@ void ShardReducer::reduce(ParameterGroup& group) {
   peers_.signal(LaneKind::reduce, "ready " + group.name, Channel::ready(group.id), sequence);
   peers_.wait_all(LaneKind::reduce, "ready " + group.name, Channel::ready(group.id), sequence);
   const std::vector<int> ranks = contributors(peers_, group, sequence);
-  buffer::reduce(peers_.device(), LaneKind::reduce, slots_.buffer(slot, layout::Placement::partial), targets(group),
-                 ranks, scale_);
+  buffer::reduce(peers_.device(), LaneKind::reduce, slots_.buffer(slot, layout::Placement::partial),
+                 targets(group), ranks, scale_);
   peers_.signal(LaneKind::reduce, "pulled " + group.name, Channel::pulled(group.id), sequence);
   current.pulled = peers_.device().record(LaneKind::reduce);
   uses_.push_back({slot, current.open ? current.opened : static_cast<int>(uses_.size())});
@@ -198,10 +203,11 @@ std::vector<buffer::ReduceTarget> ShardReducer::targets(ParameterGroup& group) {
     at::Tensor& gradient = parameter.shard.mutable_grad();
     const bool add = gradient.defined();
     if (!add) gradient = piece_of(group.gradient, segment.shard_offset, segment.count);
-    require(gradient.scalar_type() == at::kFloat && gradient.is_contiguous() && gradient.numel() == segment.count,
-            "the gradient of ", parameter.name, "'s shard was replaced by one of ", gradient.numel(),
-            " elements of type ", gradient.dtype().name(), "; expected ", segment.count,
-            " contiguous fp32 elements: clear it with zero_grad()");
+    require(
+        gradient.scalar_type() == at::kFloat && gradient.is_contiguous() && gradient.numel() == segment.count,
+        "the gradient of ", parameter.name, "'s shard was replaced by one of ", gradient.numel(),
+        " elements of type ", gradient.dtype().name(), "; expected ", segment.count,
+        " contiguous fp32 elements: clear it with zero_grad()");
     result.push_back({segment, gradient.data_ptr<float>(), add});
   }
   for (const auto& parameter : group.parameters) {

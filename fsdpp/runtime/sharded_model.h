@@ -23,8 +23,8 @@ class Core;
 /// A unit as reports show it.
 struct UnitReport {
   std::string name;
-  int64_t parameters = 0;     // elements, tied ones once
-  int64_t bytes = 0;          // of the full model weights, padding included
+  int64_t parameters = 0;  // elements, tied ones once
+  int64_t bytes = 0;       // of the full model weights, padding included
   int64_t padding_bytes = 0;
 };
 
@@ -57,8 +57,9 @@ class MicrobatchScope {
 
 /// A torch::nn module whose parameters live in shards over the ranks of a group.
 ///
-/// Made by fully_shard(). The modules stay the user's own: units are entered through fsdpp::call or fsdpp::Unit,
-/// backward() is autograd's, and optimizers get shards(). One object per rank, used by the rank's thread.
+/// Made by fully_shard(). The modules stay the user's own: units are entered through fsdpp::call or
+/// fsdpp::Unit, backward() is autograd's, and optimizers get shards(). One object per rank, used by the
+/// rank's thread.
 class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
  public:
   explicit ShardedModel(std::shared_ptr<Core> core);
@@ -66,8 +67,9 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   ShardedModel(const ShardedModel&) = delete;
   ShardedModel& operator=(const ShardedModel&) = delete;
 
-  /// This rank's fp32 main weights, one leaf per distinct parameter, in registration order: 1-d pieces (possibly
-  /// empty) under optim_grads_params, whole parameters under no_shard. Their grad() is the reduced gradient.
+  /// This rank's fp32 main weights, one leaf per distinct parameter, in registration order: 1-d pieces
+  /// (possibly empty) under optim_grads_params, whole parameters under no_shard. Their grad() is the reduced
+  /// gradient.
   [[nodiscard]] std::vector<at::Tensor> shards() const;
   /// Names and sizes of the parameters behind shards(), in the same order.
   [[nodiscard]] std::vector<std::pair<std::string, std::vector<int64_t>>> parameters() const;
@@ -77,9 +79,9 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
 
   /// Says that main weights were written (an optimizer step, a checkpoint): the next forward publishes them.
   void weights_changed();
-  /// Promises that every change of main weights inside a window will be told with weights_changed(). Without the
-  /// promise they are presumed changed at every root forward outside a declared window, since a fused optimizer or
-  /// a `.data` write leaves no trace.
+  /// Promises that every change of main weights inside a window will be told with weights_changed(). Without
+  /// the promise they are presumed changed at every root forward outside a declared window, since a fused
+  /// optimizer or a `.data` write leaves no trace.
   void promise_to_tell();
 
   /// Declares backwards to be the window's last or not; `auto scope = model.microbatch(i + 1 == count);`.
@@ -105,11 +107,12 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   [[nodiscard]] std::vector<at::Tensor> full_weights();
   /// Collective: whole fp32 copies of all gradients; undefined where any rank's shard has none.
   [[nodiscard]] std::vector<at::Tensor> full_gradients();
-  /// Collective: sets main weights from whole tensors (any float dtype), one per parameter, equal on all ranks.
-  /// Throws UsageError that names the parameter when sizes differ.
+  /// Collective: sets main weights from whole tensors (any float dtype), one per parameter, equal on all
+  /// ranks. Throws UsageError that names the parameter when sizes differ.
   void load_weights(const std::vector<at::Tensor>& weights);
 
-  // For fsdpp::call. One forward through a unit: enter, the module's own forward, leave for each tensor, finish.
+  // For fsdpp::call. One forward through a unit: enter, the module's own forward, leave for each tensor,
+  // finish.
   [[nodiscard]] std::shared_ptr<Pass> enter(int unit);
   void leave(const std::shared_ptr<Pass>& pass, const at::Tensor& output);
   void finish(const std::shared_ptr<Pass>& pass, bool raised);

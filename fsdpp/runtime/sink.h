@@ -17,8 +17,8 @@ struct GradSink {
   Mode mode = Mode::overwrite;
 };
 
-/// A sharded weight as a fused layer sees it. A custom autograd function that writes weight gradients itself takes
-/// one in forward (sink_of), keeps it with its saved tensors, and in backward:
+/// A sharded weight as a fused layer sees it. A custom autograd function that writes weight gradients itself
+/// takes one in forward (sink_of), keeps it with its saved tensors, and in backward:
 ///
 ///   owner->ensure_resident();                      // before it reads the weight
 ///   if (auto sink = owner->open()) {               // else: return the weight gradient to autograd as usual
@@ -35,10 +35,10 @@ class SinkOwner {
   /// Gathers the weight's unit if it is not gathered (a departure from the schedule, counted).
   virtual void ensure_resident() = 0;
 
-  /// The sink, or nothing when this backward must not be fused: fusion is off, the weight's accumulator does not
-  /// run in this graph task (autograd::grad, inputs = ...), or the user put tensor hooks on the weight.
-  /// Throws UsageError under create_graph (a gradient written into memory has no graph) and when the sharded model
-  /// is gone.
+  /// The sink, or nothing when this backward must not be fused: fusion is off, the weight's accumulator does
+  /// not run in this graph task (autograd::grad, inputs = ...), or the user put tensor hooks on the weight.
+  /// Throws UsageError under create_graph (a gradient written into memory has no graph) and when the sharded
+  /// model is gone.
   [[nodiscard]] virtual std::optional<GradSink> open() = 0;
 
   /// The contribution promised by open() is written.

@@ -68,7 +68,8 @@ buffer::ShardedBuffer SlotMemory::buffer(int slot, layout::Placement placement) 
     if (placement == layout::Placement::shard) part += rank * (owner.slot_bytes() / peers_.ranks());
     parts.push_back(part);
   }
-  return {owner.name, owner.layout, placement, peers_.rank(), static_cast<int64_t>(sizeof(float)), std::move(parts)};
+  return {owner.name,      owner.layout, placement, peers_.rank(), static_cast<int64_t>(sizeof(float)),
+          std::move(parts)};
 }
 
 at::Tensor SlotMemory::gradient(int slot, const Parameter& parameter) const {

@@ -13,8 +13,8 @@
 
 namespace fsdpp::runtime {
 
-/// Peer memory with one gradient slot per trainable group at a planned offset, equal on all ranks: fp32, the whole
-/// group, the reduce's input.
+/// Peer memory with one gradient slot per trainable group at a planned offset, equal on all ranks: fp32, the
+/// whole group, the reduce's input.
 class SlotMemory {
  public:
   /// Collective. `groups`: the trainable groups; slot i of `plan` is groups[i]'s.
@@ -22,7 +22,8 @@ class SlotMemory {
              std::shared_ptr<device::Ledger> ledger);
   ~SlotMemory();
 
-  /// Collective: takes over another plan; grows the memory when it needs more. No slot may be in use on any rank.
+  /// Collective: takes over another plan; grows the memory when it needs more. No slot may be in use on any
+  /// rank.
   void replan(layout::ArenaPlan plan);
 
   /// No slot holds values any more, here or for a peer: until one is opened again, ASan reports its use.
@@ -53,12 +54,15 @@ class SlotMemory {
 };
 
 /// fp32 view of `parameter`'s range in a full gradient that begins at `base`, which `owner` keeps alive.
-[[nodiscard]] at::Tensor gradient_view(std::shared_ptr<void> owner, std::byte* base, const Parameter& parameter);
+[[nodiscard]] at::Tensor gradient_view(std::shared_ptr<void> owner, std::byte* base,
+                                       const Parameter& parameter);
 
-/// Fills with zeros the ranges of `group` that got no contribution, in the full gradient at `base`, and only those.
+/// Fills with zeros the ranges of `group` that got no contribution, in the full gradient at `base`, and only
+/// those.
 void zero_missing(device::Device& device, const ParameterGroup& group, std::byte* base);
 
 /// The ranks whose slot holds values in reduce `sequence` of `group`, in order: after their ready signals.
-[[nodiscard]] std::vector<int> contributors(const Peers& peers, const ParameterGroup& group, uint32_t sequence);
+[[nodiscard]] std::vector<int> contributors(const Peers& peers, const ParameterGroup& group,
+                                            uint32_t sequence);
 
 }  // namespace fsdpp::runtime

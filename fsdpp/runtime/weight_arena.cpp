@@ -14,7 +14,8 @@ constexpr const char* kPurpose = "full weights";
 
 }  // namespace
 
-WeightArena::WeightArena(device::Device& device, layout::ArenaPlan plan, std::shared_ptr<device::Ledger> ledger)
+WeightArena::WeightArena(device::Device& device, layout::ArenaPlan plan,
+                         std::shared_ptr<device::Ledger> ledger)
     : device_(device), ledger_(std::move(ledger)) {
   replan(std::move(plan));
 }

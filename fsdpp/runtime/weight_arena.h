@@ -11,13 +11,14 @@
 
 namespace fsdpp::runtime {
 
-/// Memory for full weights: one arena with planned offsets. A unit whose planned place is taken (the step departs
-/// from the plan) gets ordinary memory instead, so a departure is never wrong.
+/// Memory for full weights: one arena with planned offsets. A unit whose planned place is taken (the step
+/// departs from the plan) gets ordinary memory instead, so a departure is never wrong.
 class WeightArena {
  public:
   WeightArena(device::Device& device, layout::ArenaPlan plan, std::shared_ptr<device::Ledger> ledger);
 
-  /// Memory for `unit`, which must hold none. The gather lane may write it: it waits for the place's last reader.
+  /// Memory for `unit`, which must hold none. The gather lane may write it: it waits for the place's last
+  /// reader.
   [[nodiscard]] std::byte* acquire(int unit);
   /// Gives it back, after what the compute lane has been given so far.
   void release(int unit);

@@ -20,7 +20,8 @@ class Recorder final : public device::Observer {
   /// Number of operations of `kind` whose name begins with `prefix`.
   [[nodiscard]] std::size_t count(device::OperationKind kind, const std::string& prefix) const;
   /// Names of the operations for which `keep` says true, in order.
-  [[nodiscard]] std::vector<std::string> names(const std::function<bool(const device::Operation&)>& keep) const;
+  [[nodiscard]] std::vector<std::string> names(
+      const std::function<bool(const device::Operation&)>& keep) const;
 
  private:
   std::vector<device::Operation> operations_;

@@ -63,7 +63,8 @@ TEST_P(Cases, Case06RanksUseDifferentParametersOfOneUnit) {
     for (int step = 0; step < 3; ++step) {
       for (int rank = 0; rank < ranks(); ++rank) {
         const auto choose = [&](SmallNet& of) {
-          for (int i = 0; i < 3; ++i) of.blocks[static_cast<std::size_t>(i)]->skip_down = (rank + i + step) % 3 == 1;
+          for (int i = 0; i < 3; ++i)
+            of.blocks[static_cast<std::size_t>(i)]->skip_down = (rank + i + step) % 3 == 1;
         };
         choose(oracle);
         oracle_backward(oracle, {small_batch(kDim, rank, step)});
@@ -136,7 +137,8 @@ TEST_P(Cases, Case14AUnitOfFusedWeightsAloneIsReducedOncePerSynchronisation) {
     for (int index = 0; index < 3; ++index) {
       const auto scope = model->microbatch(index == 2);
       backward(*net, group.rank(), index);
-      EXPECT_EQ(recorder.count(OperationKind::run, "grad "), 0U) << "nothing went through autograd's gradient";
+      EXPECT_EQ(recorder.count(OperationKind::run, "grad "), 0U)
+          << "nothing went through autograd's gradient";
     }
     const std::size_t expected = sharded() ? 3 : 1;
     for (const char* unit : {"ready root", "ready block0", "ready block1"}) {
@@ -146,7 +148,8 @@ TEST_P(Cases, Case14AUnitOfFusedWeightsAloneIsReducedOncePerSynchronisation) {
     SmallNet oracle(2, kDim, Layers::oracle, 7, /*biased=*/false);
     for (int index = 0; index < 3; ++index) oracle_backward(oracle, all_batches(kDim, ranks(), index));
     expect_gradients(*model, oracle);
-    for (const at::Tensor& parameter : net->parameters()) EXPECT_TRUE(parameter.grad().defined());  // the guard alone
+    for (const at::Tensor& parameter : net->parameters())
+      EXPECT_TRUE(parameter.grad().defined());  // the guard alone
   });
 }
 
@@ -168,7 +171,8 @@ void tie(SmallNet& net, int way, Layers one, Layers other) {
 
 TEST_P(Cases, Case15OneWeightInTwoLayers) {
   for (int way = 0; way < 4; ++way) {
-    for (const auto& [one, other] : {std::pair(Layers::fused, Layers::fused), {Layers::fused, Layers::unfused},
+    for (const auto& [one, other] : {std::pair(Layers::fused, Layers::fused),
+                                     {Layers::fused, Layers::unfused},
                                      {Layers::unfused, Layers::fused}}) {
       SCOPED_TRACE(text("tied in way ", way));
       comm::run_thread_ranks(ranks(), [&, one = one, other = other](comm::PeerGroup& group) {
@@ -186,7 +190,8 @@ TEST_P(Cases, Case15OneWeightInTwoLayers) {
           oracle_backward(oracle, all_batches(kDim, ranks(), uses));
           expect_gradients(*model, oracle);
           for (const auto& unit : model->units()) {
-            if (unit.parameters > 0) EXPECT_EQ(recorder.count(OperationKind::signal, "ready " + unit.name), 1U);
+            const std::size_t expected = unit.parameters > 0 ? 1 : 0;
+            EXPECT_EQ(recorder.count(OperationKind::signal, "ready " + unit.name), expected) << unit.name;
           }
         }
         model->device().unobserve(&recorder);
@@ -241,7 +246,8 @@ TEST_P(Cases, Case20TheAddressALayerWritesLiesInTheReducesInput) {
       for (auto& [name, place] : written) {
         const auto* first = static_cast<const std::byte*>(place.second.begin);
         const auto* slot_first = static_cast<const std::byte*>(slot.begin);
-        if (first < slot_first || first + place.second.size > slot_first + slot.size || !place.first.empty()) continue;
+        if (first < slot_first || first + place.second.size > slot_first + slot.size || !place.first.empty())
+          continue;
         place.first = operation.name;
         const at::Tensor expected = own[name].grad().contiguous();
         ASSERT_EQ(place.second.size, static_cast<std::size_t>(expected.nbytes())) << name;
@@ -298,7 +304,8 @@ TEST_P(Cases, Case42DataDependentBranchesBetweenSteps) {
       expect_weights(*model, oracle);
       model->zero_grad();
       clear(oracle);
-      if (step > 0) EXPECT_GT(model->counters().departures, departures) << "step " << step;
+      const bool arrived_elsewhere = step != 0 && step != 5;  // in step 5 nothing comes that was not expected
+      EXPECT_EQ(model->counters().departures > departures, arrived_elsewhere) << "step " << step;
       departures = model->counters().departures;
     }
   });
@@ -357,16 +364,19 @@ TEST(CasesOfOrder, Case44PrefetchAndReduceOverlapCompute) {
           const std::size_t gather = schedule.find(OperationKind::copy, text("gather block", i + 1));
           EXPECT_LT(gather, compute);
           EXPECT_TRUE(schedule.free_of(gather, compute)) << "compute waits for the gather of the next unit";
-          EXPECT_FALSE(schedule.free_of(gather, schedule.find(OperationKind::run, text("compute block", i + 1))));
+          EXPECT_FALSE(
+              schedule.free_of(gather, schedule.find(OperationKind::run, text("compute block", i + 1))));
         }
         for (int i = 4; i > 0; --i) {
           SCOPED_TRACE(text("step ", step, ", backward of block ", i));
           const std::size_t wgrad = schedule.find(OperationKind::run, text("wgrad block", i, ".down.weight"));
-          const std::size_t gather = schedule.find(OperationKind::copy, text("gather block", i - 1), forward_end);
+          const std::size_t gather =
+              schedule.find(OperationKind::copy, text("gather block", i - 1), forward_end);
           EXPECT_LT(gather, wgrad);
           EXPECT_TRUE(schedule.free_of(gather, wgrad)) << "compute waits for the gather of the next unit";
           const std::size_t reduce = schedule.find(OperationKind::run, text("reduce block", i));
-          const std::size_t next = schedule.find(OperationKind::run, text("wgrad block", i - 1, ".up.weight"));
+          const std::size_t next =
+              schedule.find(OperationKind::run, text("wgrad block", i - 1, ".up.weight"));
           EXPECT_LT(reduce, next);
           EXPECT_TRUE(schedule.free_of(reduce, next)) << "compute waits for the reduce just launched";
         }

@@ -25,7 +25,8 @@ class TrapAutograd : public OnRanks {
 INSTANTIATE_TEST_SUITE_P(Strategies, TrapAutograd, all_ranks(), parameters_name);
 
 // A training step on `net` and on an oracle that ends with equal gradients and weights.
-void expect_right_step(ShardedModel& model, SmallNet& net, SmallNet& oracle, comm::PeerGroup& group, int index = 3) {
+void expect_right_step(ShardedModel& model, SmallNet& net, SmallNet& oracle, comm::PeerGroup& group,
+                       int index = 3) {
   model.zero_grad();
   clear(oracle);
   small_loss(net.run(small_batch(kDim, group.rank(), index))).backward();
@@ -101,7 +102,8 @@ TEST_P(TrapAutograd, CreateGraphWithAFusedLayerThrowsAndIsForgotten) {
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
     const auto model = shard(group, net);
     const at::Tensor loss = small_loss(net->run(small_batch(kDim, group.rank())));
-    const std::string message = thrown_text([&] { loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true); });
+    const std::string message =
+        thrown_text([&] { loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true); });
     expect_in(message, "create_graph");
     expect_in(message, "fused = false");
     SmallNet oracle(2, kDim, Layers::oracle);
@@ -114,7 +116,8 @@ TEST_P(TrapAutograd, CreateGraphWithoutFusionWorks) {
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::unfused);
     const auto model = shard(group, net);
     SmallNet oracle(2, kDim, Layers::oracle);
-    small_loss(net->run(small_batch(kDim, group.rank()))).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    small_loss(net->run(small_batch(kDim, group.rank())))
+        .backward({}, /*retain_graph=*/true, /*create_graph=*/true);
     oracle_backward(oracle, all_batches(kDim, ranks()));
     expect_gradients(*model, oracle);
   });
@@ -129,7 +132,8 @@ TEST_P(TrapAutograd, GradOverAFusedWeightReturnsItAndLeavesSlotsAlone) {
     model->device().observe(&recorder);
     const auto own_gradients = [&](SmallNet& of) {
       const at::Tensor loss = small_loss(of.run(small_batch(kDim, group.rank())));
-      return torch::autograd::grad({loss}, {of.blocks[1]->up->weight, of.blocks[1]->up->bias, of.first->weight});
+      return torch::autograd::grad({loss},
+                                   {of.blocks[1]->up->weight, of.blocks[1]->up->bias, of.first->weight});
     };
     const auto ours = own_gradients(*net);
     const auto expected = own_gradients(oracle);
@@ -165,7 +169,8 @@ TEST_P(TrapAutograd, AWeightWithATensorHookIsNotFusedAndTheHookCounts) {
   });
 }
 
-// An auxiliary loss on an inner unit's output meets no hook of the root; the root's weights before it are needed, too.
+// An auxiliary loss on an inner unit's output meets no hook of the root; the root's weights before it are
+// needed, too.
 TEST_P(TrapAutograd, ALossOnASideOutputAlone) {
   for (const Layers layers : {Layers::fused, Layers::unfused}) {
     for (const bool main_first : {false, true}) {
@@ -252,7 +257,8 @@ TEST_P(TrapAutograd, AWeightIsStillReadAfterItsGradientIsComplete) {
   for (const Layers layers : {Layers::fused, Layers::unfused}) {
     comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
       const auto module = std::make_shared<DetachedTwice>(layers);
-      const auto model = fully_shard(group, module, std::vector<std::shared_ptr<torch::nn::Module>>{}, options());
+      const auto model =
+          fully_shard(group, module, std::vector<std::shared_ptr<torch::nn::Module>>{}, options());
       DetachedTwice oracle(Layers::oracle);
       const at::Tensor input = small_batch(kDim, group.rank()).requires_grad_();
       const at::Tensor same = small_batch(kDim, group.rank()).requires_grad_();

@@ -132,9 +132,8 @@ TEST(TrapMisuse, IllegalUnitsAreNamed) {
     expect_in(thrown_text([&] { shard({net}); }), "twice");
     const auto model = fully_shard(group, net, net->units(), sharded_sum());
     expect_in(thrown_text([&] { shard({}); }), "already a unit");
-    expect_in(thrown_text([&] {
-      (void)fully_shard(group, net->blocks[0]->up, Units{}, sharded_sum());
-    }), "belongs to a sharded model");
+    expect_in(thrown_text([&] { (void)fully_shard(group, net->blocks[0]->up, Units{}, sharded_sum()); }),
+              "belongs to a sharded model");
   });
 }
 
@@ -149,7 +148,8 @@ class Copyable : public torch::nn::Cloneable<Copyable> {
 TEST_P(TrapMisuse, Case33ADeepCopyIsAClearErrorOrAWholeModule) {
   comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto module = std::make_shared<Copyable>();
-    const auto model = fully_shard(group, module, std::vector<std::shared_ptr<torch::nn::Module>>{}, options());
+    const auto model =
+        fully_shard(group, module, std::vector<std::shared_ptr<torch::nn::Module>>{}, options());
     if (sharded()) {
       const std::string message = thrown_text<std::exception>([&] { (void)module->clone(); });
       expect_in(message, "root");

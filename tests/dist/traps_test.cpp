@@ -1,4 +1,5 @@
-// The traps of the design's part on peers, windows and gradients: each test fails where the simple way is taken.
+// The traps of the design's part on peers, windows and gradients: each test fails where the simple way is
+// taken.
 #include <ATen/ops/sum.h>
 #include <c10/core/InferenceMode.h>
 
@@ -34,7 +35,8 @@ void backward(const Sharded& sharded, int rank, int index = 0) {
   small_loss(sharded.net->run(small_batch(kDim, rank, index))).backward();
 }
 
-// Rank 1 is in the middle of its pulls when rank 0 writes its main weights, and until rank 0 wants to publish again.
+// Rank 1 is in the middle of its pulls when rank 0 writes its main weights, and until rank 0 wants to publish
+// again.
 TEST(TrapPublish, OptimizerStepsWhileASlowPeerStillPulls) {
   Gate wants_to_publish;
   comm::run_thread_ranks(2, [&](comm::PeerGroup& group) {
@@ -42,10 +44,12 @@ TEST(TrapPublish, OptimizerStepsWhileASlowPeerStillPulls) {
     const Sharded made = shard(group, 2, sharded_sum());
     SmallNet oracle(2, kDim, Layers::oracle);
     made.lanes->before = [&](const Operation& operation) {
-      if (group.rank() == 0 && is(operation, OperationKind::wait_signal, "released") && operation.sequence == 2) {
+      if (group.rank() == 0 && is(operation, OperationKind::wait_signal, "released") &&
+          operation.sequence == 2) {
         wants_to_publish.open();
       }
-      if (group.rank() == 1 && is(operation, OperationKind::copy, "gather block1")) wants_to_publish.pass("step");
+      if (group.rank() == 1 && is(operation, OperationKind::copy, "gather block1"))
+        wants_to_publish.pass("step");
     };
     const at::Tensor input = small_batch(kDim, 0);
     expect_same(made.net->run(input), oracle.run(input), "output of the weights published at first");
@@ -56,14 +60,16 @@ TEST(TrapPublish, OptimizerStepsWhileASlowPeerStillPulls) {
   EXPECT_TRUE(wants_to_publish.is_open());
 }
 
-// Rank 1 still sums the root's slots of the first backward when rank 0's second backward wants to write there.
+// Rank 1 still sums the root's slots of the first backward when rank 0's second backward wants to write
+// there.
 TEST(TrapSlots, ASlotIsNotWrittenWhileASlowPeerStillPulls) {
   Gate wants_slot;
   comm::run_thread_ranks(2, [&](comm::PeerGroup& group) {
     const Sharded made = shard(group, 2, sharded_sum());
     made.model->promise_to_tell();  // no publication between the backwards: it would wait, too
     made.lanes->before = [&](const Operation& operation) {
-      if (group.rank() == 0 && is(operation, OperationKind::wait_signal, "pulled root") && operation.sequence == 1) {
+      if (group.rank() == 0 && is(operation, OperationKind::wait_signal, "pulled root") &&
+          operation.sequence == 1) {
         wants_slot.open();
       }
       if (group.rank() == 1 && is(operation, OperationKind::run, "reduce root")) wants_slot.pass("slot");
@@ -172,7 +178,8 @@ void zero(ShardedModel& model, Zeroing how) {
   }
 }
 
-// zero_grad after a whole window, in the middle of one, and in the middle of one that began with gradients left over.
+// zero_grad after a whole window, in the middle of one, and in the middle of one that began with gradients
+// left over.
 TEST_P(TrapWindows, ASkippedStepLosesAndLeaksNothing) {
   for (const Zeroing how : {Zeroing{true, false}, {false, false}, {true, true}, {false, true}}) {
     comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
@@ -277,7 +284,8 @@ TEST_P(TrapWindows, ABackwardThatRaisesIsForgottenByZeroGrad) {
   });
 }
 
-// After two equal steps the slots are planned as tightly as they can be; then each rank leaves out other blocks.
+// After two equal steps the slots are planned as tightly as they can be; then each rank leaves out other
+// blocks.
 TEST(TrapReduce, RankDependentUnusedUnitsWithTheSmallestPlan) {
   for (const int ranks : {2, 3, 4}) {
     std::mutex mutex;
@@ -305,7 +313,8 @@ TEST(TrapReduce, RankDependentUnusedUnitsWithTheSmallestPlan) {
       made.lanes->observe(&recorder);
       step(3, [](int rank) { return std::set<int>{rank, 7 - rank}; });
       step(4, [](int rank) { return rank == 0 ? std::set<int>{} : std::set<int>{1, 2, 3, 4, 5, 6}; });
-      step(5, [](int rank) { return rank == 0 ? std::set<int>{0, 1, 2, 3, 4, 5, 6, 7} : std::set<int>{rank}; });
+      step(5,
+           [](int rank) { return rank == 0 ? std::set<int>{0, 1, 2, 3, 4, 5, 6, 7} : std::set<int>{rank}; });
       step(6, [](int) { return std::set<int>(); });
       made.lanes->unobserve(&recorder);
       const std::lock_guard lock(mutex);

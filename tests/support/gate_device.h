@@ -1,7 +1,7 @@
 #pragma once
 
-#include <chrono>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -13,7 +13,8 @@
 
 namespace fsdpp::test {
 
-/// A door that opens once. Relaxed on purpose: it orders threads in time and gives sanitizers no order to see.
+/// A door that opens once. Relaxed on purpose: it orders threads in time and gives sanitizers no order to
+/// see.
 class Gate {
  public:
   void open() noexcept { open_.store(true, std::memory_order_relaxed); }
@@ -22,7 +23,8 @@ class Gate {
   void pass(const std::string& what) const {
     const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     while (!is_open()) {
-      if (std::chrono::steady_clock::now() > limit) throw std::runtime_error("nobody opened the gate: " + what);
+      if (std::chrono::steady_clock::now() > limit)
+        throw std::runtime_error("nobody opened the gate: " + what);
       std::this_thread::yield();
     }
   }
@@ -31,8 +33,8 @@ class Gate {
   std::atomic<bool> open_{false};
 };
 
-/// Host lanes that a test can look into: `before` runs ahead of each operation (it may block on a gate), and an
-/// operation for which `dropped` says true is left out; `after` runs behind it.
+/// Host lanes that a test can look into: `before` runs ahead of each operation (it may block on a gate), and
+/// an operation for which `dropped` says true is left out; `after` runs behind it.
 class GateDevice final : public device::Device {
  public:
   using Look = std::function<void(const device::Operation&)>;
@@ -45,7 +47,8 @@ class GateDevice final : public device::Device {
   void submit(const device::Operation& operation, Work work) override {
     if (before) before(operation);
     if (!dropped || !dropped(operation)) {
-      if (operation.kind != device::OperationKind::acquire && operation.kind != device::OperationKind::release) {
+      if (operation.kind != device::OperationKind::acquire &&
+          operation.kind != device::OperationKind::release) {
         for (const ByteRange& range : operation.reads) device::announce_read(range.begin, range.size);
         for (const ByteRange& range : operation.writes) device::announce_write(range.begin, range.size);
       }
@@ -55,7 +58,8 @@ class GateDevice final : public device::Device {
   }
 };
 
-[[nodiscard]] inline bool is(const device::Operation& operation, device::OperationKind kind, const std::string& name) {
+[[nodiscard]] inline bool is(const device::Operation& operation, device::OperationKind kind,
+                             const std::string& name) {
   return operation.kind == kind && operation.name == name;
 }
 

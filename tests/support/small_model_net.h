@@ -50,9 +50,12 @@ class SmallLinear : public torch::nn::Module {
     if (tied.bias.defined()) bias = register_parameter("bias", tied.bias, tied.bias.requires_grad());
     weight = register_parameter("weight", tied.weight, tied.weight.requires_grad());
   }
-  [[nodiscard]] at::Tensor forward(const at::Tensor& input) const { return product(layers_, input, weight, bias); }
+  [[nodiscard]] at::Tensor forward(const at::Tensor& input) const {
+    return product(layers_, input, weight, bias);
+  }
 
-  static at::Tensor product(Layers layers, const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
+  static at::Tensor product(Layers layers, const at::Tensor& input, const at::Tensor& weight,
+                            const at::Tensor& bias) {
     if (layers == Layers::fused) return nn::fused_linear(input, weight, bias);
     return at::linear(input, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
   }
@@ -91,8 +94,9 @@ class SmallNet : public torch::nn::Module {
       : dim(width), kind(layers) {
     first = register_module("first", std::make_shared<SmallLinear>(dim, dim, layers, seed, biased));
     for (int64_t i = 0; i < count; ++i) {
-      blocks.push_back(register_module("block" + std::to_string(i), std::make_shared<SmallBlock>(
-                                           dim, layers, seed + 1000 * static_cast<uint64_t>(i + 1), biased)));
+      blocks.push_back(register_module(
+          "block" + std::to_string(i),
+          std::make_shared<SmallBlock>(dim, layers, seed + 1000 * static_cast<uint64_t>(i + 1), biased)));
     }
     last = register_module("last", std::make_shared<SmallLinear>(dim, dim, layers, seed + 500, biased));
   }
@@ -116,7 +120,9 @@ class SmallNet : public torch::nn::Module {
   [[nodiscard]] at::Tensor run(const at::Tensor& input) {
     return kind == Layers::oracle ? forward(input) : fsdpp::call(*this, input);
   }
-  [[nodiscard]] std::vector<std::shared_ptr<torch::nn::Module>> units() const { return {blocks.begin(), blocks.end()}; }
+  [[nodiscard]] std::vector<std::shared_ptr<torch::nn::Module>> units() const {
+    return {blocks.begin(), blocks.end()};
+  }
 
   int64_t dim;
   Layers kind;
@@ -135,6 +141,8 @@ inline at::Tensor small_batch(int64_t dim, int rank, int index = 0, int64_t rows
 }
 
 /// A scalar whose gradient differs between outputs: the sum of integers times outputs.
-inline at::Tensor small_loss(const at::Tensor& output) { return at::sum(output * integers(output.sizes(), 5)); }
+inline at::Tensor small_loss(const at::Tensor& output) {
+  return at::sum(output * integers(output.sizes(), 5));
+}
 
 }  // namespace fsdpp::test

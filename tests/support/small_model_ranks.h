@@ -105,10 +105,12 @@ inline void expect_weights(ShardedModel& model, const torch::nn::Module& oracle)
   const std::vector<at::Tensor> weights = model.full_weights();
   const auto names = model.parameters();
   const auto expected = oracle.named_parameters();
-  for (std::size_t i = 0; i < names.size(); ++i) expect_same(weights[i], expected[names[i].first], names[i].first);
+  for (std::size_t i = 0; i < names.size(); ++i)
+    expect_same(weights[i], expected[names[i].first], names[i].first);
 }
 
-/// An optimizer that keeps integers small: a weight falls by one where its gradient leaves 1 when divided by 4.
+/// An optimizer that keeps integers small: a weight falls by one where its gradient leaves 1 when divided
+/// by 4.
 inline void integer_step(const std::vector<at::Tensor>& weights) {
   const at::NoGradGuard no_grad;
   for (at::Tensor weight : weights) {

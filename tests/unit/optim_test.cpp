@@ -4,8 +4,8 @@
 #include <limits>
 #include <string>
 
-#include <ATen/ops/full.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 
 #include "fsdpp/base/error.h"
 #include "fsdpp/optim/adamw.h"

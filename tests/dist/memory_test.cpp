@@ -1,0 +1,176 @@
+// Cases of memory (numbers: the project's list of cases): exact figures of the runtime's ledger, and
+// addresses.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <mutex>
+#include <set>
+
+#include "fsdpp/optim/adamw.h"
+#include "fsdpp/trace/recorder.h"
+#include "tests/support/small_model_ranks.h"
+
+namespace fsdpp::test {
+namespace {
+
+using device::OperationKind;
+
+int64_t bytes_of(const ShardedModel& model, const std::string& purpose) {
+  const auto& purposes = model.memory().by_purpose();
+  const auto found = purposes.find(purpose);
+  return found == purposes.end() ? 0 : found->second;
+}
+
+void train(SmallNet& net, ShardedModel& model, optim::AdamW& optimizer, int rank, int steps,
+           at::ScalarType dtype) {
+  for (int step = 0; step < steps; ++step) {
+    small_loss(net.run(small_batch(net.dim, rank, step).to(dtype)).to(at::kFloat)).backward();
+    optimizer.step(1e-3);
+    model.zero_grad();
+  }
+}
+
+struct Figures {
+  int64_t peak;  // of the runtime's memory on one rank, AdamW's state included
+  int64_t rest;  // main, published and model weights, gradients that outlive a backward, AdamW's state
+};
+
+// Five steps of a model of `layers` equal units with bf16 weights.
+Figures measure(int ranks, Strategy strategy, int layers) {
+  Figures figures{};
+  std::mutex mutex;
+  comm::run_thread_ranks(ranks, [&](comm::PeerGroup& group) {
+    const auto net = std::make_shared<SmallNet>(layers, 64, Layers::fused);
+    net->to(at::kBFloat16);
+    const auto model = fully_shard(group, net, net->units(), Options{.strategy = strategy});
+    optim::AdamW optimizer(*model, {});
+    train(*net, *model, optimizer, group.rank(), 5, at::kBFloat16);
+    const int64_t state = optimizer.state_bytes();
+    const std::lock_guard lock(mutex);
+    figures.peak = std::max(figures.peak, model->memory().peak() + state);
+    int64_t rest = state;
+    for (const char* purpose : {"main weights", "published weights", "model weights", "gradient shards"}) {
+      rest += bytes_of(*model, purpose);
+    }
+    if (strategy == Strategy::no_shard)
+      rest += bytes_of(*model, "gradient slots");  // the gradients themselves
+    figures.rest = std::max(figures.rest, rest);
+    EXPECT_EQ(bytes_of(*model, "full weights beside the plan"), 0);
+    EXPECT_EQ(bytes_of(*model, "gradients beside the plan"), 0);
+  });
+  return figures;
+}
+
+TEST(CasesOfMemory, Case45WhatShardingNeedsBesideTheShardsDoesNotGrowWithDepth) {
+  for (const int ranks : {2, 4}) {
+    const Figures at_8 = measure(ranks, Strategy::optim_grads_params, 8);
+    EXPECT_GT(at_8.peak, at_8.rest);
+    for (const int layers : {16, 32}) {
+      const Figures deeper = measure(ranks, Strategy::optim_grads_params, layers);
+      EXPECT_GT(deeper.rest, at_8.rest * layers / 8 * 8 / 10) << "the rest grows with the layers";
+      EXPECT_EQ(deeper.peak - deeper.rest, at_8.peak - at_8.rest)
+          << layers << " layers on " << ranks << " ranks";
+    }
+    for (const int layers : {8, 16}) {
+      const Figures sharded = measure(ranks, Strategy::optim_grads_params, layers);
+      const Figures whole = measure(ranks, Strategy::no_shard, layers);
+      EXPECT_LE(sharded.peak, whole.peak) << layers << " layers on " << ranks << " ranks";
+    }
+  }
+}
+
+class CasesOfFrozen : public OnRanks {};
+INSTANTIATE_TEST_SUITE_P(Strategies, CasesOfFrozen, all_ranks(), parameters_name);
+
+TEST_P(CasesOfFrozen, Case38NoGradientMemoryForFrozenWeights) {
+  const auto train_with = [&](bool frozen) {
+    std::pair<int64_t, int64_t> gradients_and_peak;
+    std::mutex mutex;
+    comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+      const auto net = std::make_shared<SmallNet>(6, 64, Layers::fused);
+      int64_t trained = 0;
+      for (const auto& item : net->named_parameters()) {
+        if (frozen && item.key().ends_with("weight")) item.value().requires_grad_(false);
+        if (item.value().requires_grad()) trained += item.value().numel();
+      }
+      const auto model = fully_shard(group, net, net->units(), options());
+      optim::AdamW optimizer(*model, {});
+      train(*net, *model, optimizer, group.rank(), 3, at::kFloat);
+      const int64_t gradients = bytes_of(*model, "gradient slots") + bytes_of(*model, "gradient shards");
+      const std::lock_guard lock(mutex);
+      // Two copies at most (slot and shard), each of at most 256 bytes' padding per bias and rank.
+      EXPECT_TRUE(!frozen || gradients <= 2 * (trained * 4 + 14 * 256 * (ranks() + 1))) << gradients;
+      gradients_and_peak = {gradients, model->memory().peak() + optimizer.state_bytes()};
+    });
+    return gradients_and_peak;
+  };
+  const auto full = train_with(false);
+  const auto frozen = train_with(true);
+  EXPECT_LT(frozen.first, full.first / 3);
+  EXPECT_LT(frozen.second, full.second * 3 / 4) << "weights stay; gradients and optimizer state go";
+}
+
+bool is_mapped(const void* address) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  auto* start = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(address) / page * page);
+  return msync(start, 1, MS_ASYNC) == 0 || errno != ENOMEM;
+}
+
+class CasesOfDeletion : public OnRanks {};
+INSTANTIATE_TEST_SUITE_P(Strategies, CasesOfDeletion, all_ranks(), parameters_name);
+
+// Every address that the runtime was seen to use is unmapped when the last owner lets go.
+TEST_P(CasesOfDeletion, Case47DeletingTheModelFreesItsMemoryAtOnce) {
+  for (const bool in_a_window : {false, true}) {
+    comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+      std::set<const void*> used;
+      c10::weak_intrusive_ptr<c10::StorageImpl> gradient{c10::intrusive_ptr<c10::StorageImpl>()};
+      auto net = std::make_shared<SmallNet>(3, 128, Layers::fused);
+      const std::weak_ptr<SmallNet> watched = net;
+      auto model = fully_shard(group, net, net->units(), options());
+      trace::Recorder recorder;
+      model->device().observe(&recorder);
+      for (int index = 0; index < 2; ++index) {
+        const auto scope = model->microbatch(index == 1 && !in_a_window);
+        small_loss(net->run(small_batch(128, group.rank(), index))).backward();
+      }
+      model->device().unobserve(&recorder);
+      for (const auto& operation : recorder.operations()) {
+        if (operation.name.starts_with("grad ") || operation.name.starts_with("wgrad ")) continue;
+        const bool sum =
+            operation.name.starts_with("reduce ");  // its output is libtorch's memory when sharded
+        for (const auto& range : operation.reads) used.insert(range.begin);
+        for (const auto& range : operation.writes) {
+          if (!sum) used.insert(range.begin);
+        }
+      }
+      used.insert(model->shards()[0].data_ptr());
+      gradient = model->shards()[0].grad().storage().getWeakStorageImpl();
+      for (const void* address : used) EXPECT_TRUE(is_mapped(address));
+      EXPECT_GT(used.size(), 4U);
+      group.barrier();
+      model.reset();
+      net.reset();
+      group.barrier();
+      EXPECT_TRUE(watched.expired());
+      EXPECT_TRUE(gradient.expired());
+      for (const void* address : used) EXPECT_FALSE(is_mapped(address)) << address;
+      group.barrier();
+    });
+  }
+}
+
+// A graph that outlives the model keeps its input's memory, not the weights': its backward says so.
+TEST(CasesOfMemory, Case47AGraphThatOutlivesTheModelSaysSo) {
+  comm::run_thread_ranks(1, [&](comm::PeerGroup& group) {
+    auto net = std::make_shared<SmallNet>(2, 8, Layers::fused);
+    auto model = fully_shard(group, net, net->units(), sharded_sum());
+    const at::Tensor loss = small_loss(net->run(small_batch(8, 0)));
+    model.reset();
+    expect_in(thrown_text<std::exception>([&] { loss.backward(); }), "no longer exists");
+  });
+}
+
+}  // namespace
+}  // namespace fsdpp::test
