@@ -125,9 +125,10 @@ def build_llama(arguments):
             self.blocks = nn.ModuleList(Block() for _ in range(arguments.layers))
             self.norm = nn.RMSNorm(arguments.dim, eps=1e-5)
             self.head = nn.Linear(arguments.dim, VOCABULARY, bias=False)
-            for parameter in self.parameters():
-                if parameter.dim() == 2:
-                    nn.init.normal_(parameter, std=0.02)
+            for name, parameter in self.named_parameters():
+                if parameter.dim() == 2:  # what adds to the residual stream starts smaller, as in our own Llama
+                    residual = name.endswith(("o.weight", "down.weight"))
+                    nn.init.normal_(parameter, std=0.02 / (2 * arguments.layers) ** 0.5 if residual else 0.02)
             if arguments.tied:
                 self.head.weight = self.embedding.weight
             cos, sin = rotation()
@@ -176,7 +177,9 @@ def train(arguments, rank):
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=arguments.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
     data = batches(arguments, rank)
     seconds = []
     for _ in range(arguments.warmup + arguments.steps):

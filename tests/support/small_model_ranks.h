@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -109,12 +110,14 @@ inline void expect_weights(ShardedModel& model, const torch::nn::Module& oracle)
     expect_same(weights[i], expected[names[i].first], names[i].first);
 }
 
-/// An optimizer that keeps integers small: a weight falls by one where its gradient leaves 1 when divided
-/// by 4.
+/// An optimizer that keeps integers small: a weight falls by one where its gradient leaves 1 when divided by
+/// 4. A tied weight may be listed more than once.
 inline void integer_step(const std::vector<at::Tensor>& weights) {
   const at::NoGradGuard no_grad;
+  std::set<const void*> seen;
   for (at::Tensor weight : weights) {
-    if (weight.grad().defined()) weight.sub_(at::remainder(weight.grad(), 4).eq(1).to(at::kFloat));
+    const bool first = seen.insert(weight.unsafeGetTensorImpl()).second;
+    if (first && weight.grad().defined()) weight.sub_(at::remainder(weight.grad(), 4).eq(1).to(at::kFloat));
   }
 }
 
