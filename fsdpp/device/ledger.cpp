@@ -13,6 +13,7 @@ void Ledger::add(const std::string& purpose, int64_t bytes) {
 }
 
 void Ledger::remove(const std::string& purpose, int64_t bytes) {
+  if (bytes == 0) return;
   auto entry = by_purpose_.find(purpose);
   const int64_t held = entry == by_purpose_.end() ? 0 : entry->second;
   require(bytes <= held, "ledger: ", bytes, " bytes taken back for \"", purpose, "\", of which only ", held,

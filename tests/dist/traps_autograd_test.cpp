@@ -66,7 +66,8 @@ TEST_P(TrapAutograd, AutocastSeesTheWeightAfterAStep) {
       for (int step = 0; step < 3; ++step) {
         const at::Tensor output = net->run(input);
         EXPECT_EQ(output.scalar_type(), at::kBFloat16);
-        // The cache is one for the process: what the oracle put there, another rank thread could clear under it.
+        // The cache is one for the process: what the oracle put there, another rank thread could clear under
+        // it.
         at::autocast::set_autocast_cache_enabled(false);
         expect_same(output.detach(), oracle.run(input).detach(), text("output of step ", step));
         at::autocast::set_autocast_cache_enabled(true);

@@ -82,6 +82,9 @@ TEST(Ledger, CountsByPurposeAndKeepsThePeak) {
   ledger.reset_peak();
   EXPECT_EQ(ledger.peak(), 50);
   EXPECT_THROW(ledger.remove("weights", 51), UsageError);
+  EXPECT_THROW(ledger.remove("unknown", 1), UsageError);
+  ledger.remove("unknown", 0);
+  EXPECT_EQ(ledger.current(), 50);
 }
 
 TEST(HostMemory, EntersTheLedgerWhileItLives) {
