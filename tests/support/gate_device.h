@@ -19,9 +19,9 @@ class Gate {
  public:
   void open() noexcept { open_.store(true, std::memory_order_relaxed); }
   [[nodiscard]] bool is_open() const noexcept { return open_.load(std::memory_order_relaxed); }
-  /// Returns once it is open; throws after a minute, so that a wrong schedule fails instead of hanging.
+  /// Returns once it is open; throws after half a minute, so that a wrong schedule fails instead of hanging.
   void pass(const std::string& what) const {
-    const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (!is_open()) {
       if (std::chrono::steady_clock::now() > limit)
         throw std::runtime_error("nobody opened the gate: " + what);
