@@ -15,4 +15,5 @@ configured=build/$preset/.fsdpp-configured # newer than tools.env, or set-up has
   "$CMAKE" --preset "$preset" -DCMAKE_MAKE_PROGRAM="$NINJA"
   touch "$configured"
 }
-"$CMAKE" --build "build/$preset" --parallel "$(nproc)" ${1:+--target "$@"}
+# nproc would take OMP_NUM_THREADS, which is 1 for the ranks, for its own.
+"$CMAKE" --build "build/$preset" --parallel "$(env -u OMP_NUM_THREADS nproc)" ${1:+--target "$@"}
