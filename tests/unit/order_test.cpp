@@ -1,9 +1,11 @@
 #include <gtest/gtest.h>
 
+#include "fsdpp/device/host.h"
 #include "fsdpp/device/sanitizer.h"
 #include "fsdpp/runtime/order.h"
 #include "fsdpp/runtime/pass.h"
 #include "fsdpp/runtime/plan.h"
+#include "fsdpp/runtime/weight_arena.h"
 
 namespace fsdpp::runtime {
 namespace {
@@ -100,6 +102,43 @@ TEST(Plan, ASlotOpenAllBackwardSharesWithNobody) {
   const std::vector<SlotUse> uses = {{3, 0}, {2, 1}, {1, 2}, {0, 0}};
   const layout::ArenaPlan plan = plan_slots(slots, uses);
   for (int other = 1; other < 4; ++other) EXPECT_FALSE(plan.share_bytes(0, other));
+}
+
+// Three units in a chain, one ahead: the first and the last lie on the same bytes.
+layout::ArenaPlan chain_of_three() {
+  const std::vector<Sized> units = {{"a", 1024}, {"b", 1024}, {"c", 1024}};
+  const std::vector<std::vector<Visit>> orders = {{{0, 0, 0}, {1, 1, 1}, {2, 2, 2}}};
+  return plan_weights(units, orders);
+}
+
+TEST(WeightArena, ARedZoneFollowsEveryUnitAndReleasedMemoryIsPoisoned) {
+  constexpr bool kPoisons = device::kRedZone > 0;  // in ASan builds
+  device::HostDevice device;
+  WeightArena arena(device, chain_of_three(), std::make_shared<device::Ledger>());
+  const std::byte* memory = arena.acquire(0);
+  EXPECT_FALSE(device::is_poisoned(memory));
+  EXPECT_FALSE(device::is_poisoned(memory + 1023));
+  EXPECT_EQ(device::is_poisoned(memory + 1024), kPoisons);
+  arena.release(0);
+  EXPECT_EQ(device::is_poisoned(memory), kPoisons);
+}
+
+TEST(WeightArena, AUnitWhosePlaceIsTakenGetsOrdinaryMemory) {
+  device::HostDevice device;
+  const auto ledger = std::make_shared<device::Ledger>();
+  WeightArena arena(device, chain_of_three(), ledger);
+  ASSERT_TRUE(arena.plan().share_bytes(0, 2));
+  const std::byte* first = arena.acquire(0);
+  const int64_t planned = ledger->current();
+  const std::byte* last = arena.acquire(2);
+  EXPECT_NE(first, last);
+  EXPECT_EQ(arena.overflows(), 1);
+  EXPECT_EQ(ledger->current(), planned + 1024);
+  arena.release(2);
+  EXPECT_EQ(ledger->current(), planned);
+  arena.release(0);
+  EXPECT_EQ(arena.acquire(2), first) << "the planned place is free again";
+  arena.release(2);
 }
 
 TEST(Pass, MovesThroughItsPhases) {
