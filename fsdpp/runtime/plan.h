@@ -20,10 +20,8 @@ struct Sized {
 /// first) around all others.
 [[nodiscard]] std::vector<Visit> structural_visits(std::span<const int> order);
 
-/// A red zone lies behind every buffer in ASan builds (device::kRedZone).
-///
 /// Offsets for full weights such that no unit of a pass in one of `orders` collides with another, with the
-/// next unit's gather one arrival ahead.
+/// next unit's gather one arrival ahead. In ASan builds a red zone follows each buffer (device::kRedZone).
 [[nodiscard]] layout::ArenaPlan plan_weights(std::span<const Sized> units,
                                              std::span<const std::vector<Visit>> orders);
 
