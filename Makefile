@@ -6,13 +6,15 @@ CONFIG ?= configs/small.toml
 ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup build train test sanitize bench-comm bench-cpu format clean
+.PHONY: help setup build train test test-gpu sanitize bench-comm bench-cpu bench-gpu format clean
 help:
 	@echo 'make train       train a small Llama on real text over $(RANKS) ranks   (TEXT=path, RANKS=n, ARGS="--train.steps 100")'
 	@echo 'make test        build and run every test'
 	@echo 'make sanitize    the unit and thread-rank tests under ASan+UBSan and TSan'
 	@echo 'make bench-comm  gather and reduce over 4 processes, beside gloo'
 	@echo 'make bench-cpu   the small Llama over 4 processes, beside FSDP2'
+	@echo 'make test-gpu    the tests that need GPUs, on the GPUs of this machine'
+	@echo 'make bench-gpu   the large Llama over 2 GPUs, beside FSDP2 and the compute floor'
 	@echo 'make build       PRESET=release|dev|asan|tsan        make format   clang-format in place'
 	@echo 'PYTHON=path      an interpreter that already has torch 2.11'
 
@@ -40,6 +42,14 @@ bench-comm: setup
 bench-cpu: setup
 	@tools/build.sh $(PRESET) fsdpp-cli
 	@.venv/bin/python benchmarks/bench_cpu.py --preset $(PRESET) $(ARGS)
+
+test-gpu: setup
+	@tools/build.sh $(PRESET)
+	@.venv/bin/python tools/test_gpu.py --preset $(PRESET) $(ARGS)
+
+bench-gpu: setup
+	@tools/build.sh $(PRESET) bench_gpu
+	@.venv/bin/python benchmarks/bench_gpu.py --preset $(PRESET) $(ARGS)
 
 format: setup
 	@. build/tools.env && git ls-files -co --exclude-standard '*.h' '*.cpp' '*.cu' | xargs $$CLANG_FORMAT -i

@@ -14,7 +14,7 @@
 
 #include "fsdpp/base/error.h"
 #include "fsdpp/comm/connect.h"
-#include "fsdpp/comm/sum.h"
+#include "fsdpp/device/sum.h"
 
 namespace {
 
@@ -49,7 +49,7 @@ class Bench {
   }
 
   void reduce() {
-    fsdpp::comm::sum_in_rank_order(sum_.data(), slices_, part_, 1.0F, false);
+    fsdpp::device::sum_in_rank_order(sum_.data(), slices_, part_, 1.0F, false);
     group_.barrier();
   }
 

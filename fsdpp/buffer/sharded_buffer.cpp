@@ -3,10 +3,8 @@
 #include <utility>
 
 #include "fsdpp/base/error.h"
-#include "fsdpp/comm/sum.h"
 
 namespace fsdpp::buffer {
-namespace {
 
 using layout::Placement;
 using layout::Transition;
@@ -17,19 +15,6 @@ void require_transition(const ShardedBuffer& buffer, Placement to, Transition ex
           "; going to ", layout::to_string(to), " is ", layout::to_string(actual), ", not ",
           layout::to_string(expected));
 }
-
-// Pointers to the segment's first element in each contributor's part.
-std::vector<const float*> sources_of(const ShardedBuffer& source, const layout::Segment& segment,
-                                     std::span<const int> contributors) {
-  const int64_t offset = source.rank() * source.layout().shard_numel() + segment.shard_offset;
-  std::vector<const float*> sources;
-  sources.reserve(contributors.size());
-  for (const int rank : contributors)
-    sources.push_back(reinterpret_cast<const float*>(source.part(rank)) + offset);
-  return sources;
-}
-
-}  // namespace
 
 ShardedBuffer::ShardedBuffer(std::string name, std::shared_ptr<const layout::ShardLayout> layout,
                              Placement placement, int rank, int64_t element_bytes,
@@ -46,41 +31,30 @@ ShardedBuffer::ShardedBuffer(std::string name, std::shared_ptr<const layout::Sha
           layout_->ranks(), " ranks");
 }
 
-void gather(device::Device& device, device::LaneKind lane, const ShardedBuffer& source, std::byte* full) {
+void gather(const Route& route, const ShardedBuffer& source, std::byte* full) {
   require_transition(source, Placement::replicate, Transition::gather);
   const auto bytes = static_cast<std::size_t>(source.shard_bytes());
+  if (route.collectives != nullptr) {
+    route.device.run(
+        route.lane, "gather " + source.name(),
+        {{{source.local(), bytes}}, {{full, static_cast<std::size_t>(source.full_bytes())}}},
+        [=, all = route.collectives, shard = source.local()] { all->all_gather(full, shard, bytes); });
+    return;
+  }
   // Each rank starts with its right neighbour, so that the ranks do not all read the same memory at once.
   for (int step = 1; step <= source.ranks(); ++step) {
     const int rank = (source.rank() + step) % source.ranks();
     std::byte* place = full + static_cast<std::size_t>(rank) * bytes;
     if (place == source.part(rank)) continue;  // its own shard is in place already
-    device.copy(lane, "gather " + source.name(), place, source.part(rank), bytes);
+    route.device.copy(route.lane, "gather " + source.name(), place, source.part(rank), bytes);
   }
 }
 
-void reduce(device::Device& device, device::LaneKind lane, const ShardedBuffer& source,
-            std::span<const ReduceTarget> targets, std::span<const int> contributors, float scale) {
-  require_transition(source, Placement::shard, Transition::reduce);
-  require(source.element_bytes() == static_cast<int64_t>(sizeof(float)), "buffer ", source.name(),
-          ": sums are fp32, elements of ", source.element_bytes(), " bytes cannot be reduced");
-  for (const ReduceTarget& target : targets) {
-    std::vector<const float*> sources = sources_of(source, target.segment, contributors);
-    const auto bytes = static_cast<std::size_t>(target.segment.count) * sizeof(float);
-    device::Access access;
-    for (const float* pointer : sources) access.reads.push_back({pointer, bytes});
-    access.writes.push_back({target.out, bytes});
-    device.run(lane, "reduce " + source.name(), std::move(access),
-               [target, scale, sources = std::move(sources)] {
-                 comm::sum_in_rank_order(target.out, sources, target.segment.count, scale, target.add);
-               });
-  }
-}
-
-void slice(device::Device& device, device::LaneKind lane, const ShardedBuffer& source, std::byte* shard) {
+void slice(const Route& route, const ShardedBuffer& source, std::byte* shard) {
   require_transition(source, Placement::shard, Transition::slice);
   const auto bytes = static_cast<std::size_t>(source.shard_bytes());
-  device.copy(lane, "slice " + source.name(), shard,
-              source.local() + static_cast<std::size_t>(source.rank()) * bytes, bytes);
+  route.device.copy(route.lane, "slice " + source.name(), shard,
+                    source.local() + static_cast<std::size_t>(source.rank()) * bytes, bytes);
 }
 
 }  // namespace fsdpp::buffer

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdpp/comm/lanes.h"
 #include "fsdpp/device/device.h"
 #include "fsdpp/layout/placement.h"
 #include "fsdpp/layout/shard_layout.h"
@@ -44,6 +45,17 @@ class ShardedBuffer {
   std::vector<std::byte*> parts_;
 };
 
+/// Throws UsageError, naming both sides, unless going from `buffer`'s placement to `to` is `expected`.
+void require_transition(const ShardedBuffer& buffer, layout::Placement to, layout::Transition expected);
+
+/// What moves bytes between ranks, and on which lane.
+struct Route {
+  device::Device& device;
+  device::LaneKind lane;
+  comm::Collectives* collectives = nullptr;  // not null: peers' parts are not addressable, these carry them
+  std::span<std::byte> staging = {};  // for peers' slices on a GPU, or (collectives) one whole shard, fp32
+};
+
 /// Where one segment of this rank's shard goes in a reduce.
 struct ReduceTarget {
   layout::Segment segment;
@@ -51,20 +63,21 @@ struct ReduceTarget {
   bool add;    // to what is there; else overwrite
 };
 
-/// Shard -> replicate: copies every rank's shard to its place in `full` (full_bytes() bytes), on `lane`.
-/// Peers' shards must be valid and stay so until the lane has passed. Throws UsageError under another
-/// placement.
-void gather(device::Device& device, device::LaneKind lane, const ShardedBuffer& source, std::byte* full);
+/// Shard -> replicate: copies every rank's shard to its place in `full` (full_bytes() bytes). Peers' shards
+/// must be valid and stay so until the lane has passed. Throws UsageError under another placement.
+void gather(const Route& route, const ShardedBuffer& source, std::byte* full);
 
-/// Partial -> shard, fp32: each target gets scale * (the sum over `contributors`, in rank order), on `lane`.
-/// Ranks outside `contributors` hold no values and are not read; without any, targets get zeros (or stay,
-/// with add). A target may be the same memory as this rank's own part of the segment. Padding is never read.
-/// Throws UsageError under another placement or element size.
-void reduce(device::Device& device, device::LaneKind lane, const ShardedBuffer& source,
-            std::span<const ReduceTarget> targets, std::span<const int> contributors, float scale);
+/// Partial -> shard, fp32: each target gets scale * (the sum over `contributors`, in rank order). Ranks
+/// outside `contributors` hold no values and are not read; without any, targets get zeros (or stay, with
+/// add). On the host padding is never read; a GPU pulls whole runs, padding included, which lands between
+/// targets that lie as far apart as their segments. A target may be the same memory as this rank's own part
+/// of the segment. Collectives sum in their own order, over all ranks. Throws UsageError under another
+/// placement or element size.
+void reduce(const Route& route, const ShardedBuffer& source, std::span<const ReduceTarget> targets,
+            std::span<const int> contributors, float scale);
 
-/// Replicate -> shard: copies this rank's shard out of its whole to `shard` (shard_bytes() bytes), on `lane`.
-/// Throws UsageError under another placement.
-void slice(device::Device& device, device::LaneKind lane, const ShardedBuffer& source, std::byte* shard);
+/// Replicate -> shard: copies this rank's shard out of its whole to `shard` (shard_bytes() bytes). Throws
+/// UsageError under another placement.
+void slice(const Route& route, const ShardedBuffer& source, std::byte* shard);
 
 }  // namespace fsdpp::buffer

@@ -22,6 +22,22 @@ Letter& letter(const PeerMemory& mailbox, int rank, uint32_t exchange) {
   return reinterpret_cast<Letter*>(mailbox.peer(rank))[exchange % 2];
 }
 
+/// The host's lanes: what hosts can address is all they need.
+class HostLanes final : public LaneTransport {
+ public:
+  explicit HostLanes(PeerGroup& group) : group_(group) {}
+  std::shared_ptr<PeerMemory> allocate(std::size_t bytes, const std::string& purpose) override {
+    return group_.allocate(bytes, purpose);
+  }
+  std::unique_ptr<LaneSignals> signals(std::vector<std::string> names, const std::string& purpose) override {
+    return group_.signals(std::move(names), purpose);
+  }
+  [[nodiscard]] std::string describe() const override { return group_.describe(); }
+
+ private:
+  PeerGroup& group_;
+};
+
 }  // namespace
 
 PeerGroup::PeerGroup(std::unique_ptr<PeerBackend> backend, std::string name,
@@ -30,6 +46,7 @@ PeerGroup::PeerGroup(std::unique_ptr<PeerBackend> backend, std::string name,
   board_ = std::make_unique<SignalBoard>(*backend_, name_, std::vector<std::string>{"barrier", "exchange"},
                                          timeout_);
   mailbox_ = backend_->allocate(2 * sizeof(Letter), "mailbox of group \"" + name_ + "\"", timeout_);
+  lanes_ = std::make_unique<HostLanes>(*this);
 }
 
 PeerGroup::~PeerGroup() = default;

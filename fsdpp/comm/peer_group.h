@@ -4,11 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "fsdpp/comm/backend.h"
+#include "fsdpp/comm/lanes.h"
 #include "fsdpp/comm/signals.h"
 
 namespace fsdpp::comm {
@@ -36,6 +38,12 @@ class PeerGroup {
   [[nodiscard]] std::unique_ptr<SignalBoard> signals(std::vector<std::string> names,
                                                      const std::string& purpose);
 
+  /// How the ranks' lanes reach each other: through the same memory as the hosts, unless set_lanes() was
+  /// called.
+  [[nodiscard]] LaneTransport& lanes() noexcept { return *lanes_; }
+  /// Before the first model: lanes of another kind (a GPU's). Every rank sets the same kind.
+  void set_lanes(std::unique_ptr<LaneTransport> lanes) { lanes_ = std::move(lanes); }
+
   /// Collective: returns when every rank has called it. Throws PeerError naming a missing rank.
   void barrier();
 
@@ -43,6 +51,10 @@ class PeerGroup {
   /// values per rank, the same number on each (else UsageError).
   [[nodiscard]] std::vector<double> exchange(std::span<const double> values);
   static constexpr std::size_t kMaxExchange = 512;
+
+  /// Why `rank` does not answer, and giving up on it: see PeerBackend. From any thread.
+  [[nodiscard]] std::optional<Trouble> trouble_with(int rank) const { return backend_->trouble_with(rank); }
+  void give_up_on(int rank) noexcept { backend_->give_up_on(rank); }
 
   /// Collective: the sum over ranks of each value, added in rank order: the same bits on every rank.
   [[nodiscard]] std::vector<double> sum(std::span<const double> values);
@@ -52,6 +64,7 @@ class PeerGroup {
   std::string name_;
   std::chrono::milliseconds timeout_;
   std::unique_ptr<SignalBoard> board_;
+  std::unique_ptr<LaneTransport> lanes_;
   std::shared_ptr<PeerMemory> mailbox_;  // two halves, used in turn
   uint32_t arrivals_ = 0;                // barriers passed
   uint32_t exchanges_ = 0;

@@ -8,6 +8,18 @@
 
 namespace fsdpp::device {
 
+Memory Device::allocate(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger) {
+  return host_memory(bytes, std::move(purpose), std::move(ledger));
+}
+
+const Kernels& Device::kernels() const { return host_kernels(); }
+
+void Device::copy_bytes(void* target, const void* source, std::size_t bytes) {
+  std::memcpy(target, source, bytes);
+}
+
+void Device::fill_bytes(void* target, int value, std::size_t bytes) { std::memset(target, value, bytes); }
+
 void Device::observe(Observer* observer) { observers_.push_back(observer); }
 
 void Device::unobserve(Observer* observer) { std::erase(observers_, observer); }
@@ -38,14 +50,14 @@ void Device::copy(LaneKind lane, std::string name, void* target, const void* sou
   Operation operation{.kind = OperationKind::copy, .lane = lane, .name = std::move(name)};
   operation.reads = {{source, bytes}};
   operation.writes = {{target, bytes}};
-  issue(std::move(operation), [=] { std::memcpy(target, source, bytes); });
+  issue(std::move(operation), [=, this] { copy_bytes(target, source, bytes); });
 }
 
 void Device::fill(LaneKind lane, std::string name, void* target, int value, std::size_t bytes) {
   if (bytes == 0) return;
   Operation operation{.kind = OperationKind::fill, .lane = lane, .name = std::move(name)};
   operation.writes = {{target, bytes}};
-  issue(std::move(operation), [=] { std::memset(target, value, bytes); });
+  issue(std::move(operation), [=, this] { fill_bytes(target, value, bytes); });
 }
 
 void Device::run(LaneKind lane, std::string name, Access access, Work work) {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "fsdpp/device/kernels.h"
+#include "fsdpp/device/memory.h"
 #include "fsdpp/device/operation.h"
 
 namespace fsdpp::device {
@@ -19,7 +21,7 @@ struct Access {
 /// The lanes of one rank. All asynchronous work of the runtime passes through these verbs, so all of it can
 /// be traced and checked. One object per rank, used by the rank's thread.
 ///
-/// A backend implements submit() alone. Every verb announces its operation to the observers first.
+/// A backend implements the virtual functions. Every verb announces its operation to the observers first.
 class Device {
  public:
   using Work = std::function<void()>;
@@ -54,9 +56,27 @@ class Device {
   /// Names an access by work that runs elsewhere in the order of `lane` (a GEMM inside libtorch).
   void announce(LaneKind lane, std::string name, Access access);
 
+  /// Index of the GPU that the lanes run on, or -1: the host.
+  [[nodiscard]] virtual int gpu() const noexcept { return -1; }
+  /// True when an operation is over as soon as its verb returns: what it wrote can be read by the host.
+  [[nodiscard]] virtual bool runs_inline() const noexcept { return false; }
+  /// Zero-filled memory that the lanes can address; none for 0 bytes. Throws EnvironmentError, naming purpose
+  /// and bytes, when there is no room.
+  [[nodiscard]] virtual Memory allocate(std::size_t bytes, std::string purpose,
+                                        std::shared_ptr<Ledger> ledger);
+  /// Kernels to be called inside `work`: they run on its lane.
+  [[nodiscard]] virtual const Kernels& kernels() const;
+  /// The host waits until every lane has run what it was given.
+  virtual void synchronize() {}
+  /// Called once per unit and pass: the host waits while it is too far ahead of the compute lane.
+  virtual void stay_near() {}
+
  protected:
   /// Runs `work` in the order of operation.lane, now or later.
   virtual void submit(const Operation& operation, Work work) = 0;
+  /// What copy() and fill() do when their turn comes.
+  virtual void copy_bytes(void* target, const void* source, std::size_t bytes);
+  virtual void fill_bytes(void* target, int value, std::size_t bytes);
 
  private:
   void issue(Operation operation, Work work);

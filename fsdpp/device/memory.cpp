@@ -90,37 +90,47 @@ int enter_forbidden(std::byte* data, std::size_t bytes, const std::string& messa
 
 }  // namespace
 
-HostMemory::HostMemory(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger)
-    : bytes_(bytes), purpose_(std::move(purpose)), ledger_(std::move(ledger)) {
-  if (bytes_ == 0) return;
-  data_ = static_cast<std::byte*>(map_pages(bytes_, PROT_READ | PROT_WRITE, 0, purpose_));
+Memory::Memory(std::byte* data, std::size_t bytes, Free free, std::string purpose,
+               std::shared_ptr<Ledger> ledger)
+    : data_(data), bytes_(bytes), free_(free), purpose_(std::move(purpose)), ledger_(std::move(ledger)) {
   if (ledger_) ledger_->add(purpose_, static_cast<int64_t>(bytes_));
 }
 
-HostMemory::~HostMemory() { free(); }
+Memory::~Memory() { free(); }
 
-HostMemory::HostMemory(HostMemory&& other) noexcept
+Memory::Memory(Memory&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)),
+      free_(other.free_),
       purpose_(std::move(other.purpose_)),
       ledger_(std::move(other.ledger_)) {}
 
-HostMemory& HostMemory::operator=(HostMemory&& other) noexcept {
+Memory& Memory::operator=(Memory&& other) noexcept {
   if (this == &other) return *this;
   free();
   data_ = std::exchange(other.data_, nullptr);
   bytes_ = std::exchange(other.bytes_, 0);
+  free_ = other.free_;
   purpose_ = std::move(other.purpose_);
   ledger_ = std::move(other.ledger_);
   return *this;
 }
 
-void HostMemory::free() noexcept {
+void Memory::free() noexcept {
   if (data_ == nullptr) return;
-  unpoison(data_, bytes_);
-  munmap(data_, bytes_);
+  free_(data_, bytes_);
   if (ledger_) ledger_->remove(purpose_, static_cast<int64_t>(bytes_));
   data_ = nullptr;
+}
+
+Memory host_memory(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger) {
+  if (bytes == 0) return {};
+  auto* data = static_cast<std::byte*>(map_pages(bytes, PROT_READ | PROT_WRITE, 0, purpose));
+  const auto give_back = [](std::byte* begin, std::size_t size) noexcept {
+    unpoison(begin, size);
+    munmap(begin, size);
+  };
+  return {data, bytes, give_back, std::move(purpose), std::move(ledger)};
 }
 
 ForbiddenRange::ForbiddenRange(std::size_t bytes, const std::string& message) : bytes_(bytes) {

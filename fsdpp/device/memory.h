@@ -8,18 +8,19 @@
 
 namespace fsdpp::device {
 
-/// Page-aligned, zero-filled host memory of one purpose, entered in a ledger while it lives. Move-only.
-class HostMemory {
+/// Memory of one purpose, entered in a ledger while it lives. Move-only.
+class Memory {
  public:
-  HostMemory() = default;
-  /// Throws EnvironmentError, naming purpose and bytes, when the system has no room. `ledger` must outlive
-  /// it.
-  HostMemory(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger);
-  ~HostMemory();
-  HostMemory(HostMemory&& other) noexcept;
-  HostMemory& operator=(HostMemory&& other) noexcept;
-  HostMemory(const HostMemory&) = delete;
-  HostMemory& operator=(const HostMemory&) = delete;
+  using Free = void (*)(std::byte* data, std::size_t bytes) noexcept;
+
+  Memory() = default;
+  /// Takes over `data` (`bytes` long), which `free` gives back. `ledger` may be null.
+  Memory(std::byte* data, std::size_t bytes, Free free, std::string purpose, std::shared_ptr<Ledger> ledger);
+  ~Memory();
+  Memory(Memory&& other) noexcept;
+  Memory& operator=(Memory&& other) noexcept;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
 
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
@@ -29,9 +30,14 @@ class HostMemory {
 
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
+  Free free_ = nullptr;
   std::string purpose_;
   std::shared_ptr<Ledger> ledger_;
 };
+
+/// Page-aligned, zero-filled host memory; none for 0 bytes. Throws EnvironmentError, naming purpose and
+/// bytes, when the system has no room.
+[[nodiscard]] Memory host_memory(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger);
 
 /// A range of addresses without memory behind it: the place released storage points at. Touching it ends the
 /// process with a message that names the owner ("weights of unit layers.3 ..."): a view outlived its weights.

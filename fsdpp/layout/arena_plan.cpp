@@ -149,6 +149,12 @@ bool ArenaPlan::share_bytes(int a, int b) const {
   return first_a < first_b + buffers_[b].bytes && first_b < first_a + buffers_[a].bytes;
 }
 
+bool ArenaPlan::same_places(const ArenaPlan& other) const noexcept {
+  return offsets_ == other.offsets_ &&
+         std::equal(buffers_.begin(), buffers_.end(), other.buffers_.begin(), other.buffers_.end(),
+                    [](const PlannedBuffer& a, const PlannedBuffer& b) { return a.bytes == b.bytes; });
+}
+
 void ArenaPlan::check() const {
   FSDPP_INVARIANT(offsets_.size() == buffers_.size(), offsets_.size(), " offsets");
   FSDPP_INVARIANT(bytes_ % kAlignment == 0 && bytes_ >= lower_bound_bytes_, bytes_, " bytes where ",

@@ -38,6 +38,8 @@ class ArenaPlan {
   [[nodiscard]] int64_t lower_bound_bytes() const noexcept;
   /// True when the bytes of the two buffers overlap. Throws std::out_of_range for an unknown index.
   [[nodiscard]] bool share_bytes(int a, int b) const;
+  /// True when both give the same buffers (by number and bytes) the same offsets.
+  [[nodiscard]] bool same_places(const ArenaPlan& other) const noexcept;
   /// Aborts when two buffers alive at one time share a byte. Called by build.
   void check() const;
 

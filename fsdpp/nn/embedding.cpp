@@ -14,12 +14,32 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kNoPadding = -1;
 
+// Sums of rows in the order of the indices: the same bits every time.
+void add_rows(const GradSink& sink, const at::Tensor& indices, const at::Tensor& rows) {
+  at::Tensor view = sink.view;
+  if (!view.is_cuda()) {
+    if (sink.mode == GradSink::Mode::overwrite) view.zero_();
+    view.index_add_(0, indices, rows);
+    return;
+  }
+  // index_add_ on a GPU adds in any order; the dense backward sorts first.
+  const at::Tensor dense = at::embedding_dense_backward(rows, indices, view.size(0), kNoPadding, false);
+  if (sink.mode == GradSink::Mode::overwrite) {
+    view.copy_(dense);
+  } else {
+    view.add_(dense);
+  }
+}
+
 class FusedEmbedding : public torch::autograd::Function<FusedEmbedding> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& weight, const at::Tensor& indices) {
     keep_owner(*context, "weight", weight);
     context->save_for_backward({indices});
     context->saved_data["rows"] = weight.size(0);
+    if (runtime::SinkOwner* owner = kept_owner(*context, "weight");
+        owner != nullptr && owner->exchanges_rows())
+      return owner->gather_rows(indices, /*with_gradient=*/true);
     return at::embedding(weight, indices);
   }
 
@@ -28,29 +48,39 @@ class FusedEmbedding : public torch::autograd::Function<FusedEmbedding> {
     const at::Tensor indices = context->get_saved_variables()[0].reshape({-1});
     const at::Tensor rows = gradients[0].reshape({-1, gradients[0].size(-1)});
     if (runtime::SinkOwner* owner = kept_owner(*context, "weight")) {
+      if (owner->exchanges_rows() && owner->add_rows(indices, rows)) return {at::Tensor(), at::Tensor()};
+      if (owner->exchanges_rows()) {  // autograd::grad: the gradient is the caller's
+        return {dense_gradient(*context, rows, indices), at::Tensor()};
+      }
       if (const auto sink = owner->open()) {
-        at::Tensor view = sink->view;
-        if (sink->mode == GradSink::Mode::overwrite) view.zero_();
-        view.index_add_(0, indices, rows.to(at::kFloat));  // on the CPU in the order of the indices
+        add_rows(*sink, indices, rows.to(at::kFloat));
         owner->report();
         return {at::Tensor(), at::Tensor()};
       }
     }
-    const int64_t count = context->saved_data["rows"].toInt();
-    return {at::embedding_dense_backward(rows, indices, count, kNoPadding, /*scale_grad_by_freq=*/false),
-            at::Tensor()};
+    return {dense_gradient(*context, rows, indices), at::Tensor()};
+  }
+
+ private:
+  static at::Tensor dense_gradient(AutogradContext& context, const at::Tensor& rows,
+                                   const at::Tensor& indices) {
+    const int64_t count = context.saved_data["rows"].toInt();
+    return at::embedding_dense_backward(rows, indices, count, kNoPadding, /*scale_grad_by_freq=*/false);
   }
 };
 
 }  // namespace
 
 at::Tensor fused_embedding(const at::Tensor& weight, const at::Tensor& indices) {
-  if (at::GradMode::is_enabled() && runtime::sink_of(weight) != nullptr)
-    return FusedEmbedding::apply(weight, indices);
+  const auto owner = runtime::sink_of(weight);
+  if (owner == nullptr) return at::embedding(weight, indices);
+  if (at::GradMode::is_enabled()) return FusedEmbedding::apply(weight, indices);
+  if (owner->exchanges_rows()) return owner->gather_rows(indices, /*with_gradient=*/false);
   return at::embedding(weight, indices);
 }
 
-Embedding::Embedding(int64_t vocabulary, int64_t dim, double deviation, at::Generator& generator)
-    : weight(register_parameter("weight", normal({vocabulary, dim}, deviation, generator))) {}
+Embedding::Embedding(int64_t vocabulary, int64_t dim, double deviation, at::Generator& generator,
+                     at::ScalarType dtype)
+    : weight(register_parameter("weight", normal({vocabulary, dim}, deviation, generator, dtype))) {}
 
 }  // namespace fsdpp::nn

@@ -13,11 +13,12 @@ namespace fsdpp::nn {
 /// When the weight is sharded its gradient is summed straight into the gradient slot; else as at::embedding.
 [[nodiscard]] at::Tensor fused_embedding(const at::Tensor& weight, const at::Tensor& indices);
 
-/// An embedding table with a fused gradient. Parameter: weight [vocabulary, dim], fp32, normal with
-/// `deviation`.
+/// An embedding table with a fused gradient. Parameter: weight [vocabulary, dim], normal with `deviation`,
+/// where `generator` draws.
 class Embedding : public torch::nn::Module {
  public:
-  Embedding(int64_t vocabulary, int64_t dim, double deviation, at::Generator& generator);
+  Embedding(int64_t vocabulary, int64_t dim, double deviation, at::Generator& generator,
+            at::ScalarType dtype = at::kFloat);
 
   [[nodiscard]] at::Tensor forward(const at::Tensor& indices) const {
     return fused_embedding(weight, indices);

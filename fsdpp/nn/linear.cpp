@@ -20,14 +20,27 @@ using runtime::GradSink;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The dtype autocast would give a matrix product of CPU tensors, if it is on.
-std::optional<at::ScalarType> autocast_dtype() {
-  if (!at::autocast::is_autocast_enabled(at::kCPU)) return std::nullopt;
-  return at::autocast::get_autocast_dtype(at::kCPU);
+// The dtype autocast would give a matrix product of tensors like `input`, if it is on.
+std::optional<at::ScalarType> autocast_dtype(const at::Tensor& input) {
+  const c10::DeviceType place = input.device().type();
+  if (!at::autocast::is_autocast_enabled(place)) return std::nullopt;
+  return at::autocast::get_autocast_dtype(place);
+}
+
+// On a GPU the GEMM takes 16-bit factors and writes fp32 itself; ATen has no such product on the CPU.
+void write_mixed_product(const GradSink& sink, const at::Tensor& left, const at::Tensor& right) {
+  at::Tensor view = sink.view;
+  if (sink.mode == GradSink::Mode::overwrite) {
+    at::mm_out(view, left, right, at::kFloat);
+  } else {
+    at::addmm_out(view, view, left, right, at::kFloat, 1, 1);
+  }
 }
 
 // weight gradient [out, in] = grad^T [out, n] * input [n, in], fp32, by one GEMM whose output is the sink.
 void write_product(const GradSink& sink, const at::Tensor& grad, const at::Tensor& input) {
+  if (input.is_cuda() && input.scalar_type() != at::kFloat && input.scalar_type() == grad.scalar_type())
+    return write_mixed_product(sink, grad.t(), input);
   const at::Tensor left = grad.to(at::kFloat).t();
   const at::Tensor right = input.to(at::kFloat);
   at::Tensor view = sink.view;
@@ -53,8 +66,8 @@ class FusedLinear : public torch::autograd::Function<FusedLinear> {
                             const std::optional<at::Tensor>& bias) {
     keep_owner(*context, "weight", weight);
     if (bias) keep_owner(*context, "bias", *bias);
-    const auto dtype = autocast_dtype();
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
+    const auto dtype = autocast_dtype(input);
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const at::Tensor used = dtype ? input.to(*dtype) : input;
     context->save_for_backward({used, weight});
     context->saved_data["input_dtype"] = input.scalar_type();
@@ -121,13 +134,15 @@ at::Tensor fused_linear(const at::Tensor& input, const at::Tensor& weight, const
 }
 
 Linear::Linear(const LinearOptions& options, double deviation, at::Generator& generator)
-    : weight(register_parameter("weight", normal({options.out, options.in}, deviation, generator))) {
-  if (options.bias) bias = register_parameter("bias", at::zeros({options.out}));
+    : weight(register_parameter("weight",
+                                normal({options.out, options.in}, deviation, generator, options.dtype))) {
+  if (options.bias) bias = register_parameter("bias", at::zeros({options.out}, weight.options()));
 }
 
-at::Tensor normal(at::IntArrayRef sizes, double deviation, at::Generator& generator) {
+at::Tensor normal(at::IntArrayRef sizes, double deviation, at::Generator& generator, at::ScalarType dtype) {
   const at::NoGradGuard no_grad;
-  return at::empty(sizes, at::kFloat).normal_(0, deviation, generator);
+  return at::empty(sizes, at::TensorOptions(generator.device()).dtype(dtype))
+      .normal_(0, deviation, generator);
 }
 
 }  // namespace fsdpp::nn

@@ -20,10 +20,11 @@ struct LinearOptions {
   int64_t in;
   int64_t out;
   bool bias = false;
+  at::ScalarType dtype = at::kFloat;
 };
 
-/// A linear layer with a fused weight gradient. Parameters: weight [out, in], fp32, normal with `deviation`;
-/// bias [out], zeros.
+/// A linear layer with a fused weight gradient. Parameters: weight [out, in], normal with `deviation`; bias
+/// [out], zeros; both where `generator` draws.
 class Linear : public torch::nn::Module {
  public:
   /// `generator`: explicit, since rank threads share torch's default one.

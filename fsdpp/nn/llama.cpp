@@ -14,6 +14,7 @@
 
 #include "fsdpp/base/error.h"
 #include "fsdpp/runtime/call.h"
+#include "fsdpp/runtime/sink.h"
 
 namespace fsdpp::nn {
 namespace {
@@ -33,6 +34,10 @@ const LlamaConfig& checked(const LlamaConfig& config) {
   return config;
 }
 
+at::TensorOptions options_of(const LlamaConfig& config, const at::Generator& generator) {
+  return at::TensorOptions(generator.device()).dtype(config.dtype);
+}
+
 // x * cos + rotate_half(x) * sin, x [b, heads, t, head_size].
 at::Tensor rotate(const at::Tensor& x, const Rotary& rotary) {
   const int64_t half = x.size(-1) / 2;
@@ -42,17 +47,18 @@ at::Tensor rotate(const at::Tensor& x, const Rotary& rotary) {
 
 }  // namespace
 
-Rotary rotary(int64_t length, int64_t head_size, double theta) {
+Rotary rotary(int64_t length, int64_t head_size, double theta, at::TensorOptions options) {
   const at::Tensor exponents = at::arange(0, head_size, 2, at::kDouble) / static_cast<double>(head_size);
   const at::Tensor angles = at::outer(at::arange(length, at::kDouble), at::pow(theta, -exponents));
   const at::Tensor both = at::cat({angles, angles}, -1);
-  return {both.cos().to(at::kFloat), both.sin().to(at::kFloat)};
+  return {both.cos().to(options), both.sin().to(options)};
 }
 
 Attention::Attention(const LlamaConfig& config, at::Generator& generator)
     : heads_(config.heads), kv_heads_(config.kv_heads), head_size_(config.dim / config.heads) {
   const auto make = [&](const char* name, int64_t in, int64_t out, double deviation) {
-    return register_module(name, std::make_shared<Linear>(LinearOptions{in, out}, deviation, generator));
+    return register_module(
+        name, std::make_shared<Linear>(LinearOptions{in, out, false, config.dtype}, deviation, generator));
   };
   query_ = make("query", config.dim, config.dim, kDeviation);
   key_ = make("key", config.dim, kv_heads_ * head_size_, kDeviation);
@@ -77,11 +83,14 @@ at::Tensor Attention::forward(const at::Tensor& input, const Rotary& rotary) con
 
 FeedForward::FeedForward(const LlamaConfig& config, at::Generator& generator) {
   gate_ = register_module(
-      "gate", std::make_shared<Linear>(LinearOptions{config.dim, config.ffn}, kDeviation, generator));
+      "gate", std::make_shared<Linear>(LinearOptions{config.dim, config.ffn, false, config.dtype}, kDeviation,
+                                       generator));
   up_ = register_module(
-      "up", std::make_shared<Linear>(LinearOptions{config.dim, config.ffn}, kDeviation, generator));
-  down_ = register_module("down", std::make_shared<Linear>(LinearOptions{config.ffn, config.dim},
-                                                           residual_deviation(config), generator));
+      "up", std::make_shared<Linear>(LinearOptions{config.dim, config.ffn, false, config.dtype}, kDeviation,
+                                     generator));
+  down_ = register_module("down",
+                          std::make_shared<Linear>(LinearOptions{config.ffn, config.dim, false, config.dtype},
+                                                   residual_deviation(config), generator));
 }
 
 at::Tensor FeedForward::forward(const at::Tensor& input) const {
@@ -89,9 +98,12 @@ at::Tensor FeedForward::forward(const at::Tensor& input) const {
 }
 
 LlamaBlock::LlamaBlock(const LlamaConfig& config, at::Generator& generator) {
-  attention_norm_ = register_module("attention_norm", std::make_shared<RMSNorm>(config.dim, config.norm_eps));
+  attention_norm_ =
+      register_module("attention_norm",
+                      std::make_shared<RMSNorm>(config.dim, config.norm_eps, options_of(config, generator)));
   attention_ = register_module("attention", std::make_shared<Attention>(config, generator));
-  ffn_norm_ = register_module("ffn_norm", std::make_shared<RMSNorm>(config.dim, config.norm_eps));
+  ffn_norm_ = register_module(
+      "ffn_norm", std::make_shared<RMSNorm>(config.dim, config.norm_eps, options_of(config, generator)));
   feed_forward_ = register_module("feed_forward", std::make_shared<FeedForward>(config, generator));
 }
 
@@ -100,39 +112,56 @@ at::Tensor LlamaBlock::forward(const at::Tensor& input, const Rotary& rotary) co
   return middle + feed_forward_->forward(ffn_norm_->forward(middle));
 }
 
-Llama::Llama(const LlamaConfig& config, uint64_t seed) : config_(checked(config)) {
-  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+Llama::Llama(const LlamaConfig& config, uint64_t seed)
+    : Llama(config, at::make_generator<at::CPUGeneratorImpl>(seed)) {}
+
+Llama::Llama(const LlamaConfig& config, at::Generator generator) : config_(checked(config)) {
   embedding_ = register_module(
-      "embedding", std::make_shared<Embedding>(config_.vocabulary, config_.dim, kDeviation, generator));
+      "embedding",
+      std::make_shared<Embedding>(config_.vocabulary, config_.dim, kDeviation, generator, config_.dtype));
   const auto layers = register_module("layers", std::make_shared<torch::nn::Module>("layers"));
   for (int64_t layer = 0; layer < config_.layers; ++layer) {
     blocks_.push_back(
         layers->register_module(std::to_string(layer), std::make_shared<LlamaBlock>(config_, generator)));
   }
-  norm_ = register_module("norm", std::make_shared<RMSNorm>(config_.dim, config_.norm_eps));
+  norm_ = register_module(
+      "norm", std::make_shared<RMSNorm>(config_.dim, config_.norm_eps, options_of(config_, generator)));
   if (!config_.tied) {
-    head_ = register_module("head", std::make_shared<Linear>(LinearOptions{config_.dim, config_.vocabulary},
-                                                             kDeviation, generator));
+    const LinearOptions options{config_.dim, config_.vocabulary, false, config_.dtype};
+    head_ = register_module("head", std::make_shared<Linear>(options, kDeviation, generator));
   }
+}
+
+at::Tensor Llama::logits(const at::Tensor& x) const {
+  if (!head_)
+    return call_as(*embedding_, [&] { return fused_linear(norm_->forward(x), embedding_->weight); });
+  return call_as(*head_, [&] { return head_->forward(norm_->forward(x)); });  // one unit
 }
 
 at::Tensor Llama::forward(const at::Tensor& tokens, const at::Tensor& targets) {
   const int64_t length = tokens.size(1);
-  if (!rotary_.cos.defined() || rotary_.cos.size(0) < length) {
+  const auto owner = runtime::sink_of(embedding_->weight);
+  const bool by_rows =
+      owner != nullptr && owner->exchanges_rows();  // then the unit need not be gathered for it
+  at::Tensor x = by_rows ? embedding_->forward(tokens) : call(*embedding_, tokens);
+  if (!rotary_.cos.defined() || rotary_.cos.size(0) < length ||
+      rotary_.cos.options().type_equal(x.options()) == 0) {
     const c10::InferenceMode normal(false);  // kept: must serve later passes of any kind
-    rotary_ = rotary(length, config_.dim / config_.heads, config_.rope_theta);
+    rotary_ = rotary(length, config_.dim / config_.heads, config_.rope_theta, x.options());
   }
   const Rotary angles = {rotary_.cos.narrow(0, 0, length), rotary_.sin.narrow(0, 0, length)};
-  at::Tensor x = embedding_->forward(tokens);
   for (const auto& block : blocks_) x = call(*block, x, angles);
-  x = norm_->forward(x);
-  const at::Tensor logits = fused_linear(x, head_ ? head_->weight : embedding_->weight);
-  if (!targets.defined()) return logits;
-  return at::cross_entropy_loss(logits.view({-1, config_.vocabulary}), targets.reshape({-1}));
+  const at::Tensor scores = logits(x);
+  if (!targets.defined()) return scores;
+  return at::cross_entropy_loss(scores.view({-1, config_.vocabulary}).to(at::kFloat), targets.reshape({-1}));
 }
 
-std::vector<std::shared_ptr<torch::nn::Module>> Llama::units() const {
-  return {blocks_.begin(), blocks_.end()};
+std::vector<runtime::UnitSpec> Llama::units() const {
+  std::vector<runtime::UnitSpec> units;
+  units.push_back({{embedding_}, head_ ? runtime::Use::rows : runtime::Use::rows_and_whole});
+  for (const auto& block : blocks_) units.push_back({{block}});
+  if (head_) units.push_back({{head_, norm_}});
+  return units;
 }
 
 }  // namespace fsdpp::nn

@@ -11,6 +11,7 @@
 #include "fsdpp/nn/embedding.h"
 #include "fsdpp/nn/linear.h"
 #include "fsdpp/nn/rms_norm.h"
+#include "fsdpp/runtime/sharded_model.h"
 
 namespace fsdpp::nn {
 
@@ -24,6 +25,7 @@ struct LlamaConfig {
   bool tied = false;     // the head is the embedding table
   double rope_theta = 10000;
   double norm_eps = 1e-5;
+  at::ScalarType dtype = at::kFloat;  // of the parameters
 };
 
 /// Rotary angles of positions 0 .. length-1 as {cos, sin}, each [length, head_size] with the two halves equal
@@ -32,7 +34,8 @@ struct Rotary {
   at::Tensor cos;
   at::Tensor sin;
 };
-[[nodiscard]] Rotary rotary(int64_t length, int64_t head_size, double theta);
+[[nodiscard]] Rotary rotary(int64_t length, int64_t head_size, double theta,
+                            at::TensorOptions options = at::kFloat);
 
 /// Causal self-attention with grouped queries (Ainslie et al. 2023): [b, t, dim] -> [b, t, dim].
 class Attention : public torch::nn::Module {
@@ -67,22 +70,28 @@ class LlamaBlock : public torch::nn::Module {
   std::shared_ptr<FeedForward> feed_forward_;
 };
 
-/// A decoder-only language model of the Llama family (Touvron et al. 2023), fp32.
+/// A decoder-only language model of the Llama family (Touvron et al. 2023). Computes in the dtype of its
+/// weights, the loss in fp32.
 class Llama : public torch::nn::Module {
  public:
-  /// The same weights on every rank for the same `seed`. Throws UsageError, naming the value, unless heads
-  /// divide dim into even sizes and kv_heads divide heads.
+  /// The same weights on every rank for the same `seed`, drawn on the CPU. Throws UsageError, naming the
+  /// value, unless heads divide dim into even sizes and kv_heads divide heads.
   Llama(const LlamaConfig& config, uint64_t seed);
+  /// Weights drawn from `generator`, on its device. Throws as above.
+  Llama(const LlamaConfig& config, at::Generator generator);
 
   /// tokens [b, t] int64. With targets [b, t] int64: the mean cross-entropy in nats, a scalar. Without
   /// (undefined): logits [b, t, vocabulary].
   [[nodiscard]] at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets);
 
-  /// The blocks, in order: the units to shard by.
-  [[nodiscard]] std::vector<std::shared_ptr<torch::nn::Module>> units() const;
+  /// The units to shard by: the embedding, the blocks, the head with its norm. A tied model's norm is
+  /// left to the root.
+  [[nodiscard]] std::vector<runtime::UnitSpec> units() const;
   [[nodiscard]] const LlamaConfig& config() const noexcept { return config_; }
 
  private:
+  [[nodiscard]] at::Tensor logits(const at::Tensor& x) const;
+
   LlamaConfig config_;
   std::shared_ptr<Embedding> embedding_;
   std::vector<std::shared_ptr<LlamaBlock>> blocks_;

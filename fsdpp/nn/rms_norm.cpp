@@ -5,8 +5,8 @@
 
 namespace fsdpp::nn {
 
-RMSNorm::RMSNorm(int64_t dim, double epsilon)
-    : weight(register_parameter("weight", at::ones({dim}))), epsilon_(epsilon) {}
+RMSNorm::RMSNorm(int64_t dim, double epsilon, at::TensorOptions options)
+    : weight(register_parameter("weight", at::ones({dim}, options))), epsilon_(epsilon) {}
 
 at::Tensor RMSNorm::forward(const at::Tensor& input) const {
   return at::rms_norm(input, {input.size(-1)}, weight, epsilon_);

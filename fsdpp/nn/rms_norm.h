@@ -8,10 +8,10 @@
 namespace fsdpp::nn {
 
 /// x / sqrt(mean(x^2) + epsilon) * weight over the last dimension (Zhang and Sennrich 2019). Parameter:
-/// weight [dim], fp32, ones.
+/// weight [dim], ones, with `options`.
 class RMSNorm : public torch::nn::Module {
  public:
-  RMSNorm(int64_t dim, double epsilon);
+  RMSNorm(int64_t dim, double epsilon, at::TensorOptions options = at::kFloat);
 
   [[nodiscard]] at::Tensor forward(const at::Tensor& input) const;
 

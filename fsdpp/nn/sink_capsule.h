@@ -33,7 +33,8 @@ inline runtime::SinkOwner* kept_owner(torch::autograd::AutogradContext& context,
   return static_cast<SinkCapsule*>(found->second.toCapsule().get())->owner.get();
 }
 
-/// Normal with `deviation` around 0, fp32.
-[[nodiscard]] at::Tensor normal(at::IntArrayRef sizes, double deviation, at::Generator& generator);
+/// Normal with `deviation` around 0, where `generator` draws (the CPU or a GPU).
+[[nodiscard]] at::Tensor normal(at::IntArrayRef sizes, double deviation, at::Generator& generator,
+                                at::ScalarType dtype = at::kFloat);
 
 }  // namespace fsdpp::nn

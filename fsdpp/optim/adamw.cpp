@@ -43,7 +43,8 @@ void AdamW::step(double learning_rate) {
     if (!parameter.requires_grad() || !parameter.grad().defined()) continue;
     State& state = states_[i];
     if (!state.first.defined()) {
-      state = {at::zeros_like(parameter), at::zeros_like(parameter), at::zeros({}, at::kFloat)};
+      state = {at::zeros_like(parameter), at::zeros_like(parameter),
+               at::zeros({}, parameter.options().dtype(at::kFloat))};
     }
     state.step.add_(1);
     parameters.push_back(parameter);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "fsdpp/base/error.h"
+#include "fsdpp/runtime/row_exchange.h"
 
 namespace fsdpp::runtime {
 namespace {
@@ -146,6 +147,7 @@ void BackwardPass::reach(int unit) {
   residency_.drop_all(unit, Hold::prefetch);
   if (reached_[index]) return;
   reached_[index] = true;
+  device_.stay_near();
   const int next = order_.arrive(unit);
   if (next >= 0 && !residency_.resident(next)) residency_.hold(next, Hold::prefetch);
 }
@@ -166,6 +168,8 @@ void BackwardPass::let_go() {
 void BackwardPass::gather_on_demand(const Parameter& parameter) {
   const int unit = parameter.group->unit;
   if (residency_.resident(unit) || parameter.group->published == std::nullopt) return;
+  require(parameter.group->is_gathered(), "parameter ", parameter.name,
+          " is exchanged by rows: nothing but lookups may read it; give its unit Use::rows_and_whole");
   begin_if_needed();
   ++on_demand_gathers_;
   residency_.hold(unit, Hold::backward);
@@ -191,6 +195,18 @@ std::optional<GradSink> BackwardPass::open(Parameter& parameter) {
   device_.announce(device::LaneKind::compute, "wgrad " + parameter.name,
                    {add ? std::vector<ByteRange>{range} : std::vector<ByteRange>{}, {range}});
   return sink;
+}
+
+bool BackwardPass::add_rows(Parameter& parameter, const at::Tensor& indices, const at::Tensor& rows) {
+  begin_if_needed();
+  if (!runs_in_graph_task(parameter.accumulator.get())) return false;
+  require(torch::autograd::impl::hooks(parameter.full).empty(), "parameter ", parameter.name,
+          " has a tensor hook, but its gradient is exchanged by rows and never exists as a whole; remove the "
+          "hook, or "
+          "shard with Options{.row_exchange_bytes = -1}");
+  require_not_reduced(parameter);
+  parameter.group->rows->add(indices, rows);
+  return true;
 }
 
 void BackwardPass::report(Parameter& parameter) { parameter.contributed = true; }
@@ -249,6 +265,11 @@ void BackwardPass::reduce_in_turn() {
 void BackwardPass::abandon() {
   if (!active_) return;
   reducer_->forget();
+  for (const auto& unit : units_) {
+    for (ParameterGroup* group : unit) {
+      if (group->rows != nullptr) group->rows->forget();
+    }
+  }
   finish();
 }
 
@@ -272,23 +293,39 @@ void BackwardPass::finish() {
   if (accumulates_ && on_finished_) on_finished_();
 }
 
-void Parameter::ensure_resident() {
+BackwardPass& Parameter::live() const {
   require(backward != nullptr, "the sharded model of parameter ", name,
-          " no longer exists; keep it alive until its "
-          "last backward");
-  backward->gather_on_demand(*this);
+          " no longer exists; keep it alive until its last backward");
+  return *backward;
 }
 
+void Parameter::ensure_resident() { live().gather_on_demand(*this); }
+
 std::optional<GradSink> Parameter::open() {
-  require(backward != nullptr, "the sharded model of parameter ", name,
-          " no longer exists; keep it alive until its "
-          "last backward");
+  BackwardPass& pass = live();
+  require_no_graph();
+  return pass.open(*this);
+}
+
+void Parameter::report() { live().report(*this); }
+
+bool Parameter::exchanges_rows() const noexcept { return group->rows != nullptr; }
+
+at::Tensor Parameter::gather_rows(const at::Tensor& indices, bool with_gradient) {
+  static_cast<void>(live());
+  return group->rows->gather(indices, with_gradient);
+}
+
+bool Parameter::add_rows(const at::Tensor& indices, const at::Tensor& rows) {
+  BackwardPass& pass = live();
+  require_no_graph();
+  return pass.add_rows(*this, indices, rows);
+}
+
+void Parameter::require_no_graph() const {
   require(!at::GradMode::is_enabled(), "parameter ", name,
           ": a fused weight gradient has no graph, but this backward was asked for one (create_graph); "
           "use Options{.fused = false} for higher derivatives");
-  return backward->open(*this);
 }
-
-void Parameter::report() { backward->report(*this); }
 
 }  // namespace fsdpp::runtime

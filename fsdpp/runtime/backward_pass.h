@@ -57,6 +57,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   // For Parameter.
   void gather_on_demand(const Parameter& parameter);
   std::optional<GradSink> open(Parameter& parameter);
+  bool add_rows(Parameter& parameter, const at::Tensor& indices, const at::Tensor& rows);
   void report(Parameter& parameter);
   // For the accumulators' hooks.
   void before_accumulation(Parameter& parameter);

@@ -30,12 +30,13 @@ std::vector<int> backward_structure(std::size_t units) {
   return order;
 }
 
-std::vector<std::vector<ParameterGroup*>> groups_by_unit(const std::vector<UnitState>& units, bool sharded) {
+template <class Which>
+std::vector<std::vector<ParameterGroup*>> groups_by_unit(const std::vector<UnitState>& units, Which which) {
   std::vector<std::vector<ParameterGroup*>> result;
   for (const UnitState& unit : units) {
     result.emplace_back();
     for (const auto& group : unit.groups) {
-      if (sharded) result.back().push_back(group.get());
+      if (which(*group)) result.back().push_back(group.get());
     }
   }
   return result;
@@ -62,24 +63,36 @@ Core::Core(comm::PeerGroup& peer_group, std::shared_ptr<torch::nn::Module> root_
       unit_group->id = static_cast<int>(groups.size());
       groups.push_back(unit_group.get());
       names.push_back(unit_group->name);
-      take_over(*unit_group, options.strategy, group.rank(), ledger);
+      take_over(*unit_group, options.strategy, group.rank(), *device, ledger);
     }
   }
   peers = std::make_unique<Peers>(group, *device, names);
   publisher = std::make_unique<Publisher>(*peers, groups, options.strategy, ledger);
-  std::vector<ParameterGroup*> trainable;
   for (ParameterGroup* candidate : groups) {
-    if (candidate->trainable) trainable.push_back(candidate);
+    if (candidate->use == Use::whole) continue;
+    row_exchanges.push_back(std::make_unique<RowExchange>(*peers, *publisher, *candidate, ledger));
+    candidate->rows = row_exchanges.back().get();
   }
+  std::vector<ParameterGroup*> trainable;  // with a gradient as a whole
+  for (ParameterGroup* candidate : groups) {
+    if (candidate->trainable && candidate->is_gathered()) trainable.push_back(candidate);
+  }
+  int64_t largest = 0;  // shard in a reduce
+  for (const ParameterGroup* candidate : trainable) {
+    largest = std::max(largest, candidate->slot_bytes() / group.ranks());
+  }
+  peers->prepare_staging(largest, ledger);
   slots = std::make_unique<SlotMemory>(*peers, trainable, layout::ArenaPlan::build({}), ledger);
   slots->replan(first_slot_plan());
   const float scale = options.combine == Combine::mean ? 1.0F / static_cast<float>(group.ranks()) : 1.0F;
   reducer = sharded ? make_shard_reducer(*peers, *slots, scale, ledger)
                     : make_replica_reducer(*peers, *slots, scale);
-  residency =
-      std::make_unique<Residency>(*peers, *publisher, groups_by_unit(units, sharded), weight_plan(), ledger);
-  backward = std::make_shared<BackwardPass>(groups_by_unit(units, true), *reducer, *residency, backward_order,
-                                            *device, options.fused);
+  residency = std::make_unique<Residency>(
+      *peers, *publisher,
+      groups_by_unit(units, [&](const ParameterGroup& held) { return sharded && held.is_gathered(); }),
+      weight_plan(), ledger);
+  backward = std::make_shared<BackwardPass>(groups_by_unit(units, [](const ParameterGroup&) { return true; }),
+                                            *reducer, *residency, backward_order, *device, options.fused);
   backward->set_reduce_order([&] {
     std::vector<ParameterGroup*> order;
     for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
@@ -107,7 +120,7 @@ Core::~Core() {
     for (const auto& module : unit.modules) unregister_unit(*module);
   }
   for (const auto& parameter : parameters) {
-    unregister_parameter(*parameter);
+    unregister_sink(parameter->full);
     parameter->full.mutable_grad().reset();
   }
   for (ParameterGroup* held : groups) {
@@ -119,7 +132,9 @@ std::vector<Sized> Core::unit_sizes() const {
   std::vector<Sized> sizes;
   for (const UnitState& unit : units) {
     int64_t bytes = 0;
-    for (const auto& unit_group : unit.groups) bytes += round_up(unit_group->full_bytes(), kAlignment);
+    for (const auto& unit_group : unit.groups) {
+      if (unit_group->is_gathered()) bytes += round_up(unit_group->full_bytes(), kAlignment);
+    }
     sizes.push_back({unit.name, options.strategy == Strategy::no_shard ? 0 : bytes});
   }
   return sizes;
@@ -154,14 +169,36 @@ layout::ArenaPlan Core::first_slot_plan() const {
 void Core::broadcast_from_first() {
   for (ParameterGroup* held : groups) {
     const auto bytes = held->main->bytes();
-    const auto memory = group.allocate(bytes, "first weights of " + held->name);
+    if (group.lanes().collectives() != nullptr) {  // the sum of rank 0's values and the others' zeros
+      broadcast_by_sum(*held);
+      continue;
+    }
+    const auto memory = peers->allocate(bytes, "first weights of " + held->name);
     if (group.rank() == 0)
       device->copy(device::LaneKind::gather, "first " + held->name, memory->peer(0), held->main->data(),
                    bytes);
+    device->synchronize();
     group.barrier();
     device->copy(device::LaneKind::gather, "first " + held->name, held->main->data(), memory->peer(0), bytes);
+    device->synchronize();
     group.barrier();
   }
+}
+
+void Core::broadcast_by_sum(ParameterGroup& held) {
+  comm::Collectives* collectives = group.lanes().collectives();
+  const ByteRange whole{held.main->data(), held.main->bytes()};
+  if (group.rank() != 0)
+    device->fill(device::LaneKind::gather, "first " + held.name, held.main->data(), 0, whole.size);
+  const int64_t shard = held.layout->shard_numel();
+  const auto* values = reinterpret_cast<const float*>(held.main->data());
+  float* part = reinterpret_cast<float*>(held.main->data()) + group.rank() * shard;
+  device->run(device::LaneKind::gather, "first " + held.name, {{whole}, {whole}},
+              [=, data = held.main->data()] {
+                collectives->reduce_scatter(part, values, shard);
+                collectives->all_gather(data, part, static_cast<std::size_t>(shard) * sizeof(float));
+              });
+  device->synchronize();
 }
 
 bool Core::must_publish() const {
@@ -170,41 +207,54 @@ bool Core::must_publish() const {
 }
 
 // What this rank knows of the last backward: order of completion, and how slots were used.
-uint64_t Core::reduce_vote() const {
-  if (options.strategy == Strategy::no_shard || !backward_seen_) return 0;
-  uint64_t hash = 1469598103934665603ULL;  // FNV-1a (Fowler, Noll, Vo)
-  const auto mix = [&](uint64_t value) { hash = (hash ^ (value + 1)) * 1099511628211ULL; };
-  for (const ParameterGroup* done : backward->completed()) mix(static_cast<uint64_t>(done->id));
-  for (const SlotUse& use : reducer->uses()) {
+Core::Seen Core::last_backward() const {
+  if (options.strategy == Strategy::no_shard || !backward_seen_) return {};
+  Seen seen{backward->completed(), {reducer->uses().begin(), reducer->uses().end()}, 1469598103934665603ULL};
+  const auto mix = [&](uint64_t value) {
+    seen.hash = (seen.hash ^ (value + 1)) * 1099511628211ULL;
+  };  // FNV-1a
+  for (const ParameterGroup* done : seen.completed) mix(static_cast<uint64_t>(done->id));
+  for (const SlotUse& use : seen.uses) {
     mix(static_cast<uint64_t>(use.slot));
     mix(static_cast<uint64_t>(use.opened));
   }
-  return hash;
+  return seen;
 }
 
 // All ranks saw the same backward: its order of completion becomes the order of reduces, and slots are
 // planned for how they were used. What did not complete keeps its turn at the end.
-void Core::adopt_reduce_order() {
-  std::vector<ParameterGroup*> order = backward->completed();
+void Core::adopt(const Seen& seen) {
+  std::vector<ParameterGroup*> order = seen.completed;
   for (ParameterGroup* known : backward->reduce_order()) {
     if (std::find(order.begin(), order.end(), known) == order.end()) order.push_back(known);
   }
   const bool same_order = order == backward->reduce_order();
   backward->set_reduce_order(order);
   if (!same_order) return;  // the uses were recorded under another order: plan after the next backward
-  const std::span<const SlotUse> uses = reducer->uses();
-  if (static_cast<int>(uses.size()) == slots->slots()) slots->replan(plan_slots(slot_sizes(), uses));
+  if (static_cast<int>(seen.uses.size()) != slots->slots()) return;
+  layout::ArenaPlan plan = plan_slots(slot_sizes(), seen.uses);
+  if (plan.same_places(slots->plan())) return;
+  settle();  // the old places may still be read
+  slots->replan(std::move(plan));
+}
+
+// Every lane of every rank is empty when it returns. Collective.
+void Core::settle() {
+  device->synchronize();
+  if (!device->runs_inline()) group.barrier();
 }
 
 void Core::publish() {
-  const std::vector<uint64_t> votes = publisher->publish(reduce_vote());
+  Seen seen = last_backward();
+  const std::vector<uint64_t> votes = publisher->publish(seen.hash);
   window_open_ = false;
   backward_seen_ = false;
   // Every peer has come here, so all pulls of the last backward are over.
   if (options.strategy != Strategy::no_shard && !backward->active()) slots->retire_all();
-  const bool agreed =
-      votes[0] != 0 && std::all_of(votes.begin(), votes.end(), [&](uint64_t v) { return v == votes[0]; });
-  if (agreed) adopt_reduce_order();
+  const bool agreed = told_.hash != 0 && std::all_of(votes.begin(), votes.end(),
+                                                     [&](uint64_t vote) { return vote == told_.hash; });
+  if (agreed) adopt(told_);
+  told_ = std::move(seen);
   if (orders_changed_ && residency->at_rest()) {
     residency->arena().replan(weight_plan());
     orders_changed_ = false;
@@ -239,6 +289,7 @@ std::shared_ptr<Pass> Core::enter(int index) {
     if (root_pass_) order_of(*pass).begin();
   }
   entered_.push_back(index);
+  device->stay_near();
   residency->hold(index, Hold::forward);
   residency->drop_all(index, Hold::prefetch);
   if (root_pass_) {

@@ -6,6 +6,7 @@
 
 #include "fsdpp/runtime/backward_pass.h"
 #include "fsdpp/runtime/pass.h"
+#include "fsdpp/runtime/row_exchange.h"
 #include "fsdpp/runtime/sharded_model.h"
 
 namespace fsdpp::runtime {
@@ -15,6 +16,7 @@ struct UnitState {
   std::string name;
   std::vector<std::shared_ptr<torch::nn::Module>> modules;  // entering any of them enters the unit
   std::vector<std::unique_ptr<ParameterGroup>> groups;
+  Use use = Use::whole;
   PassTable passes;
 };
 
@@ -52,6 +54,7 @@ class Core {
   std::vector<std::shared_ptr<Parameter>> parameters;  // in registration order
   std::unique_ptr<Peers> peers;
   std::unique_ptr<Publisher> publisher;
+  std::vector<std::unique_ptr<RowExchange>> row_exchanges;
   std::unique_ptr<SlotMemory> slots;
   std::unique_ptr<Reducer> reducer;
   std::unique_ptr<Residency> residency;
@@ -64,18 +67,27 @@ class Core {
   bool in_scope = false;  // inside a declared microbatch
 
  private:
+  /// A backward as the ranks compare it.
+  struct Seen {
+    std::vector<ParameterGroup*> completed;
+    std::vector<SlotUse> uses;
+    uint64_t hash = 0;  // 0: none was seen
+  };
+
   void begin_forward();
   void publish();
   void end_forward(bool raised);
   void check_parameters(const UnitState& unit) const;
   void broadcast_from_first();
+  void broadcast_by_sum(ParameterGroup& held);
   [[nodiscard]] bool must_publish() const;
   [[nodiscard]] std::vector<Sized> unit_sizes() const;
   [[nodiscard]] std::vector<Sized> slot_sizes() const;
   [[nodiscard]] layout::ArenaPlan weight_plan() const;
   [[nodiscard]] layout::ArenaPlan first_slot_plan() const;
-  [[nodiscard]] uint64_t reduce_vote() const;
-  void adopt_reduce_order();
+  [[nodiscard]] Seen last_backward() const;
+  void adopt(const Seen& seen);
+  void settle();
   Order& order_of(const Pass& pass) { return pass.with_gradient() ? forward_order : evaluation_order; }
 
   std::vector<int> entered_;     // units of nested forwards, the outermost first
@@ -83,6 +95,7 @@ class Core {
   bool window_open_ = false;     // weights are as published until it closes
   bool orders_changed_ = false;  // a pass differed from what was planned
   bool backward_seen_ = false;   // one ran to its end since the last publication
+  Seen told_;                    // to the peers, at the last publication
   bool autocast_cache_ = false;  // to restore
 };
 

@@ -17,6 +17,7 @@ namespace {
 using runtime::Parameter;
 using runtime::ParameterGroup;
 using runtime::UnitState;
+using runtime::Use;
 using torch::nn::Module;
 
 // A parameter as found in the module tree.
@@ -59,6 +60,7 @@ std::vector<UnitState> make_units(const std::shared_ptr<Module>& root,
     require(!spec.modules.empty(), "fully_shard: unit ", units.size(),
             " has no module; give each unit at least one");
     UnitState unit;
+    unit.use = spec.use;
     for (const auto& module : spec.modules) {
       require(module != nullptr, "fully_shard: a module of unit ", units.size(), " is null");
       const auto path = paths.find(module.get());
@@ -78,10 +80,11 @@ std::vector<UnitState> make_units(const std::shared_ptr<Module>& root,
   return units;
 }
 
-void check_parameter(const Found& found) {
+void check_parameter(const Found& found, at::Device place) {
   const at::Tensor& tensor = found.tensor;
-  require(tensor.device().is_cpu(), "fully_shard: parameter ", found.name, " is on ", tensor.device().str(),
-          "; expected the CPU");
+  require(tensor.device().is_cpu() || tensor.device() == place, "fully_shard: parameter ", found.name,
+          " is on ", tensor.device().str(), "; expected the CPU", place.is_cpu() ? "" : " or the lanes' ",
+          place.is_cpu() ? "" : place.str());
   const auto dtype = tensor.scalar_type();
   require(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, "fully_shard: parameter ",
           found.name, " has dtype ", tensor.dtype().name(),
@@ -101,19 +104,35 @@ void check_overlaps(const std::vector<Found>& found) {
   }
 }
 
-std::string group_name(const UnitState& unit, const Found& found, std::size_t kinds) {
+std::string group_name(const UnitState& unit, at::ScalarType dtype, bool trainable, std::size_t kinds) {
   if (kinds == 1) return unit.name;
-  return text(unit.name, " (", found.tensor.dtype().name(), found.tensor.requires_grad() ? ")" : ", frozen)");
+  return text(unit.name, " (", c10::scalarTypeToTypeMeta(dtype).name(), trainable ? ")" : ", frozen)");
+}
+
+// What the model's weights become.
+struct Target {
+  at::Device place;
+  std::optional<at::ScalarType> dtype;  // nothing: each parameter keeps its own
+  int64_t row_exchange_bytes;           // negative: no group is exchanged by rows
+};
+
+Use use_of(const UnitState& unit, const ParameterGroup& group, const Target& target) {
+  if (unit.use == Use::whole) return Use::whole;
+  require(group.parameters.size() == 1 && group.parameters.front()->sizes.size() == 2, "fully_shard: unit ",
+          unit.name, " is to be exchanged by rows, but it has ", group.parameters.size(),
+          " parameters of one kind; expected one embedding table [rows, dim]");
+  const bool large = target.row_exchange_bytes >= 0 && group.full_bytes() >= target.row_exchange_bytes;
+  return large && group.trainable ? unit.use : Use::whole;
 }
 
 // Groups the parameters of one unit by dtype and requires_grad, in order of their first parameter.
-void make_groups(UnitState& unit, int index, const std::vector<Found>& found, int ranks,
+void make_groups(UnitState& unit, int index, const std::vector<Found>& found, int ranks, const Target& target,
                  std::vector<std::shared_ptr<Parameter>>& parameters) {
   using Kind = std::pair<at::ScalarType, bool>;
   std::vector<std::pair<Kind, std::vector<std::size_t>>> kinds;
   for (std::size_t i = 0; i < found.size(); ++i) {
     if (found[i].unit != index) continue;
-    const Kind kind{found[i].tensor.scalar_type(), found[i].tensor.requires_grad()};
+    const Kind kind{target.dtype.value_or(found[i].tensor.scalar_type()), found[i].tensor.requires_grad()};
     auto entry =
         std::find_if(kinds.begin(), kinds.end(), [&](const auto& known) { return known.first == kind; });
     if (entry == kinds.end()) entry = kinds.insert(kinds.end(), {kind, {}});
@@ -122,9 +141,10 @@ void make_groups(UnitState& unit, int index, const std::vector<Found>& found, in
   for (const auto& [kind, members] : kinds) {
     auto group = std::make_unique<ParameterGroup>();
     group->unit = index;
-    group->name = group_name(unit, found[members.front()], kinds.size());
+    group->name = group_name(unit, kind.first, kind.second, kinds.size());
     group->dtype = kind.first;
     group->trainable = kind.second;
+    group->place = target.place;
     std::vector<layout::Shape> shapes;
     for (const std::size_t i : members) {
       auto parameter = std::make_shared<Parameter>();
@@ -144,6 +164,7 @@ void make_groups(UnitState& unit, int index, const std::vector<Found>& found, in
       for (const std::size_t i : members) parameters[i] = nullptr;
       continue;
     }
+    group->use = use_of(unit, *group, target);
     unit.groups.push_back(std::move(group));
   }
 }
@@ -161,19 +182,24 @@ std::shared_ptr<runtime::ShardedModel> fully_shard(comm::PeerGroup& group,
   Walk walk;
   std::vector<UnitState> units = make_units(root, specs, walk);
   walk.visit(*root, "", 0);
-  for (const Found& found : walk.found) check_parameter(found);
+  if (device == nullptr) device = std::make_unique<device::HostDevice>();
+  const bool rows = options.strategy != runtime::Strategy::no_shard && options.fused &&
+                    group.lanes().collectives() == nullptr && group.ranks() <= device::kMaxRowRanks;
+  const Target target{device->gpu() < 0 ? at::Device(at::kCPU)
+                                        : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device->gpu())),
+                      options.model_dtype, rows ? options.row_exchange_bytes : -1};
+  for (const Found& found : walk.found) check_parameter(found, target.place);
   check_overlaps(walk.found);
   std::vector<std::shared_ptr<Parameter>> parameters(walk.found.size());
   for (std::size_t i = 0; i < units.size(); ++i) {
-    make_groups(units[i], static_cast<int>(i), walk.found, group.ranks(), parameters);
+    make_groups(units[i], static_cast<int>(i), walk.found, group.ranks(), target, parameters);
   }
   std::erase(parameters, nullptr);
   walk.found.clear();
-  if (device == nullptr) device = std::make_unique<device::HostDevice>();
   auto core = std::make_shared<runtime::Core>(group, root, std::move(units), options, std::move(device));
   core->parameters = std::move(parameters);
   auto model = std::make_shared<runtime::ShardedModel>(core);
-  for (const auto& parameter : core->parameters) runtime::register_parameter(parameter);
+  for (const auto& parameter : core->parameters) runtime::register_sink(parameter->full, parameter);
   for (std::size_t i = 0; i < core->units.size(); ++i) {
     for (const auto& module : core->units[i].modules)
       runtime::register_unit(*module, model, static_cast<int>(i));

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
+#include <optional>
 #include <string>
 
 namespace fsdpp::runtime {
@@ -20,6 +23,12 @@ enum class Combine {
 struct Options {
   Strategy strategy = Strategy::optim_grads_params;
   Combine combine = Combine::mean;
+  /// Of the weights that the model reads and that are gathered; nothing: each parameter keeps its own. Main
+  /// weights are fp32 either way, and taken from the parameters before they are rounded to this.
+  std::optional<c10::ScalarType> model_dtype;
+  /// Embeddings of at least so many bytes are exchanged by rows where their unit asks for it (see UnitSpec),
+  /// the strategy shards weights and ranks address each other's memory; negative: never.
+  int64_t row_exchange_bytes = int64_t{64} << 20;
   bool fused = true;  // fused layers write their weight gradients straight into the gradient slot
 };
 

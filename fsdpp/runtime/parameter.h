@@ -21,6 +21,9 @@ class Parameter final : public SinkOwner {
   void ensure_resident() override;
   std::optional<GradSink> open() override;
   void report() override;
+  bool exchanges_rows() const noexcept override;
+  at::Tensor gather_rows(const at::Tensor& indices, bool with_gradient) override;
+  bool add_rows(const at::Tensor& indices, const at::Tensor& rows) override;
 
   std::string name;  // path in the root module, of its first place
   at::Tensor full;   // the module's own tensor: its storage comes and goes, its identity stays
@@ -36,10 +39,10 @@ class Parameter final : public SinkOwner {
   bool expected = false;     // its accumulator runs in the current graph task
   bool seen = false;         // and has run
   bool contributed = false;  // its range of the gradient slot holds values
-};
 
-/// Where modules and weights meet their sharded model: one table for the process, used by all rank threads.
-void register_parameter(const std::shared_ptr<Parameter>& parameter);
-void unregister_parameter(const Parameter& parameter) noexcept;
+ private:
+  [[nodiscard]] BackwardPass& live() const;
+  void require_no_graph() const;
+};
 
 }  // namespace fsdpp::runtime

@@ -16,18 +16,20 @@ namespace {
 
 constexpr auto kFp32Bytes = static_cast<int64_t>(sizeof(float));
 
+at::TensorOptions fp32_at(at::Device place) { return at::TensorOptions(place).dtype(at::kFloat); }
+
 // The storage keeps whatever it points at alive, also when a view outlives the sharded model.
 template <class Owner>
-c10::DataPtr owned_pointer(void* data, std::shared_ptr<Owner> owner) {
+c10::DataPtr owned_pointer(void* data, std::shared_ptr<Owner> owner, at::Device place) {
   auto* context = new std::shared_ptr<Owner>(std::move(owner));
-  return {data, context, [](void* held) { delete static_cast<std::shared_ptr<Owner>*>(held); },
-          c10::DeviceType::CPU};
+  return {data, context, [](void* held) { delete static_cast<std::shared_ptr<Owner>*>(held); }, place};
 }
 
 void point_parameter(const Parameter& parameter, const c10::Storage& storage, int64_t offset,
                      at::ScalarType dtype) {
   at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));
+      c10::Storage(storage), c10::DispatchKeySet(dispatch_key(storage.device())),
+      c10::scalarTypeToTypeMeta(dtype));
   view.unsafeGetTensorImpl()->set_sizes_contiguous(parameter.sizes);
   view.unsafeGetTensorImpl()->set_storage_offset(offset);
   parameter.full.set_data(view);
@@ -38,15 +40,15 @@ void make_shards(ParameterGroup& group, Strategy strategy, int rank) {
   for (const auto& parameter : group.parameters) {
     if (strategy == Strategy::no_shard) {
       parameter->shard = tensor_over(group.main, base + group.layout->parameter_offset(parameter->index),
-                                     parameter->sizes, at::kFloat);
+                                     parameter->sizes, fp32_at(group.place));
     } else {
-      parameter->shard = at::empty({0}, at::kFloat);
+      parameter->shard = at::empty({0}, fp32_at(group.place));
     }
   }
   if (strategy != Strategy::no_shard) {
     for (const layout::Segment& segment : group.layout->segments(rank)) {
       group.parameters[static_cast<std::size_t>(segment.parameter)]->shard =
-          tensor_over(group.main, base + segment.shard_offset, {segment.count}, at::kFloat);
+          tensor_over(group.main, base + segment.shard_offset, {segment.count}, fp32_at(group.place));
     }
   }
   for (const auto& parameter : group.parameters) parameter->shard.set_requires_grad(group.trainable);
@@ -56,36 +58,39 @@ void copy_main_weights(ParameterGroup& group, Strategy strategy, int rank) {
   auto* base = reinterpret_cast<float*>(group.main->data());
   const int64_t held =
       group.layout->shard_numel() * (strategy == Strategy::no_shard ? group.layout->ranks() : 1);
-  std::fill(base, base + held, std::numeric_limits<float>::quiet_NaN());
+  at::from_blob(base, {held}, fp32_at(group.place)).fill_(std::numeric_limits<double>::quiet_NaN());
   for (int r = 0; r < group.layout->ranks(); ++r) {
     if (strategy != Strategy::no_shard && r != rank) continue;
     const int64_t start = strategy == Strategy::no_shard ? r * group.layout->shard_numel() : 0;
     for (const layout::Segment& segment : group.layout->segments(r)) {
       copy_elements(group.parameters[static_cast<std::size_t>(segment.parameter)]->full,
-                    segment.parameter_offset, segment.count, base + start + segment.shard_offset);
+                    segment.parameter_offset, segment.count, base + start + segment.shard_offset,
+                    group.place);
     }
   }
 }
 
 }  // namespace
 
-at::Tensor tensor_over(std::shared_ptr<void> owner, void* data, at::IntArrayRef sizes, at::ScalarType dtype) {
-  return at::from_blob(data, sizes, [owner = std::move(owner)](void*) {}, at::TensorOptions().dtype(dtype));
+at::Tensor tensor_over(std::shared_ptr<void> owner, void* data, at::IntArrayRef sizes,
+                       at::TensorOptions options) {
+  return at::from_blob(data, sizes, [owner = std::move(owner)](void*) {}, options);
 }
 
-void copy_elements(const at::Tensor& parameter, int64_t offset, int64_t count, float* target) {
+void copy_elements(const at::Tensor& parameter, int64_t offset, int64_t count, float* target,
+                   at::Device place) {
   const at::Tensor flat = parameter.detach().reshape({-1}).narrow(0, offset, count);
-  at::from_blob(target, {count}, at::TensorOptions().dtype(at::kFloat)).copy_(flat);
+  at::from_blob(target, {count}, fp32_at(place)).copy_(flat);
 }
 
-void cast_elements(const float* source, int64_t count, at::ScalarType dtype, std::byte* target) {
-  const at::Tensor from =
-      at::from_blob(const_cast<float*>(source), {count}, at::TensorOptions().dtype(at::kFloat));
-  at::from_blob(target, {count}, at::TensorOptions().dtype(dtype)).copy_(from);
+void cast_elements(const float* source, int64_t count, at::ScalarType dtype, std::byte* target,
+                   at::Device place) {
+  const at::Tensor from = at::from_blob(const_cast<float*>(source), {count}, fp32_at(place));
+  at::from_blob(target, {count}, at::TensorOptions(place).dtype(dtype)).copy_(from);
 }
 
 void ParameterGroup::attach(std::byte* memory) {
-  real.unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(memory, c10::DeviceType::CPU));
+  real.unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(memory, place));
   for (const auto& parameter : parameters)
     parameter->full.unsafeGetTensorImpl()->set_storage_keep_dtype(real);
 }
@@ -93,17 +98,17 @@ void ParameterGroup::attach(std::byte* memory) {
 void ParameterGroup::detach() {
   for (const auto& parameter : parameters)
     parameter->full.unsafeGetTensorImpl()->set_storage_keep_dtype(guard);
-  real.unsafeGetStorageImpl()->set_data_ptr_noswap(owned_pointer(forbidden->data(), forbidden));
+  real.unsafeGetStorageImpl()->set_data_ptr_noswap(owned_pointer(forbidden->data(), forbidden, place));
 }
 
-void take_over(ParameterGroup& group, Strategy strategy, int rank,
+void take_over(ParameterGroup& group, Strategy strategy, int rank, device::Device& device,
                const std::shared_ptr<device::Ledger>& ledger) {
   const c10::InferenceMode normal(false);  // tensors made in inference mode could never be trained
   const at::NoGradGuard no_grad;
   const bool whole = strategy == Strategy::no_shard;
   const int64_t held = whole ? group.layout->full_numel() : group.layout->shard_numel();
-  group.main = std::make_shared<device::HostMemory>(static_cast<std::size_t>(held * kFp32Bytes),
-                                                    "main weights", ledger);
+  group.main = std::make_shared<device::Memory>(
+      device.allocate(static_cast<std::size_t>(held * kFp32Bytes), "main weights", ledger));
   copy_main_weights(group, strategy, rank);
   make_shards(group, strategy, rank);
 
@@ -111,12 +116,13 @@ void take_over(ParameterGroup& group, Strategy strategy, int rank,
       text("weights of unit ", group.name,
            " are not gathered; call its module through fsdpp::call (or fsdpp::Unit), "
            "give optimizers shards() instead of parameters(), and take full copies with full_weights()");
-  group.guard = make_guard_storage(group.full_bytes(), message);
+  group.guard = make_guard_storage(group.full_bytes(), message, group.place);
   group.forbidden = std::make_shared<device::ForbiddenRange>(static_cast<std::size_t>(group.full_bytes()),
                                                              "a view outlived its weights: " + message);
   group.real = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(group.full_bytes()),
-      owned_pointer(group.forbidden->data(), group.forbidden), /*allocator=*/nullptr, /*resizable=*/false));
+      owned_pointer(group.forbidden->data(), group.forbidden, group.place), /*allocator=*/nullptr,
+      /*resizable=*/false));
   for (const auto& parameter : group.parameters) {
     point_parameter(*parameter, group.real, group.layout->parameter_offset(parameter->index), group.dtype);
     parameter->guard_grad = make_guard_tensor(
@@ -130,13 +136,14 @@ void take_over(ParameterGroup& group, Strategy strategy, int rank,
   }
   group.weights = group.main;
   if (group.dtype != at::kFloat) {
-    group.weights = std::make_shared<device::HostMemory>(static_cast<std::size_t>(group.full_bytes()),
-                                                         "model weights", ledger);
+    group.weights = std::make_shared<device::Memory>(
+        device.allocate(static_cast<std::size_t>(group.full_bytes()), "model weights", ledger));
     cast_elements(reinterpret_cast<const float*>(group.main->data()), group.layout->full_numel(), group.dtype,
-                  group.weights->data());
+                  group.weights->data(), group.place);
   }
   group.attach(group.weights->data());
-  group.real.unsafeGetStorageImpl()->set_data_ptr_noswap(owned_pointer(group.weights->data(), group.weights));
+  group.real.unsafeGetStorageImpl()->set_data_ptr_noswap(
+      owned_pointer(group.weights->data(), group.weights, group.place));
 }
 
 }  // namespace fsdpp::runtime

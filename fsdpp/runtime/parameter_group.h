@@ -10,22 +10,32 @@
 #include <vector>
 
 #include "fsdpp/buffer/sharded_buffer.h"
-#include "fsdpp/device/memory.h"
+#include "fsdpp/device/device.h"
 #include "fsdpp/layout/shard_layout.h"
 #include "fsdpp/runtime/options.h"
 #include "fsdpp/runtime/parameter.h"
 
 namespace fsdpp::runtime {
 
+class RowExchange;
+
+/// How a unit's weights are used, hence exchanged.
+enum class Use {
+  whole,           // gathered and reduced as a whole
+  rows,            // looked up by rows, and nothing else: exchanged by rows
+  rows_and_whole,  // both: an embedding that is also the head's weight
+};
+
 /// Parameters of a unit with one dtype and one requires_grad: gathered and reduced as one run of bytes.
 ///
 /// Their tensors are views of one storage, `real`. Gathering points it at memory, releasing points it at a
 /// forbidden range and the tensors at `guard`, whose access error names the unit.
 struct ParameterGroup {
-  int id = 0;              // among the model's groups
-  int unit = 0;            // index of its unit
-  std::string name;        // "layers.3", with dtype or "frozen" added when the unit has several groups
-  at::ScalarType dtype{};  // of the model weights
+  int id = 0;                  // among the model's groups
+  int unit = 0;                // index of its unit
+  std::string name;            // "layers.3", with dtype or "frozen" added when the unit has several groups
+  at::ScalarType dtype{};      // of the model weights
+  at::Device place{at::kCPU};  // where the lanes run and all memory of the group lies
   bool trainable = true;
   std::vector<std::shared_ptr<Parameter>> parameters;
   std::shared_ptr<const layout::ShardLayout> layout;
@@ -33,12 +43,14 @@ struct ParameterGroup {
   c10::Storage real;
   c10::Storage guard;
   std::shared_ptr<device::ForbiddenRange> forbidden;
-  std::shared_ptr<device::HostMemory> main;  // fp32 main weights: the shard, or the whole under no_shard
-  std::shared_ptr<device::HostMemory>
-      weights;  // no_shard only: the whole model weights; may be `main` itself
+  std::shared_ptr<device::Memory> main;     // fp32 main weights: the shard, or the whole under no_shard
+  std::shared_ptr<device::Memory> weights;  // no_shard only: the whole model weights; may be `main` itself
   std::optional<buffer::ShardedBuffer> published;  // optim_grads_params: the ranks' published shards
-  at::Tensor gradient;                             // optim_grads_params: fp32 gradient shard, kept over steps
+  Use use = Use::whole;
+  RowExchange* rows = nullptr;  // unless `use` is whole
+  at::Tensor gradient;          // optim_grads_params: fp32 gradient shard, kept over steps
 
+  [[nodiscard]] bool is_gathered() const noexcept { return use != Use::rows; }
   [[nodiscard]] int64_t element_bytes() const noexcept { return layout->element_bytes(); }
   [[nodiscard]] int64_t full_bytes() const noexcept { return layout->full_numel() * element_bytes(); }
   [[nodiscard]] int64_t shard_bytes() const noexcept { return layout->shard_numel() * element_bytes(); }
@@ -52,19 +64,21 @@ struct ParameterGroup {
 
 /// A tensor of `sizes` over `data`, which `owner` keeps alive as long as the tensor's storage lives.
 [[nodiscard]] at::Tensor tensor_over(std::shared_ptr<void> owner, void* data, at::IntArrayRef sizes,
-                                     at::ScalarType dtype);
+                                     at::TensorOptions options);
 
-/// Copies `parameter`'s elements [offset, offset + count) as fp32 to `target`.
-void copy_elements(const at::Tensor& parameter, int64_t offset, int64_t count, float* target);
+/// Copies `parameter`'s elements [offset, offset + count) as fp32 to `target`, which lies at `place`.
+void copy_elements(const at::Tensor& parameter, int64_t offset, int64_t count, float* target,
+                   at::Device place = at::kCPU);
 
-/// Writes `count` fp32 elements as `dtype` to `target`, rounding to nearest even.
-void cast_elements(const float* source, int64_t count, at::ScalarType dtype, std::byte* target);
+/// Writes `count` fp32 elements as `dtype` to `target`, rounding to nearest even; both lie at `place`.
+void cast_elements(const float* source, int64_t count, at::ScalarType dtype, std::byte* target,
+                   at::Device place = at::kCPU);
 
 /// Takes the parameters' present values into main weights (the rank's shard, or the whole under no_shard),
 /// makes the shards that optimizers update, and re-points the parameters: attached under no_shard, else
-/// detached. Padding is filled with NaN, so that a read of it shows. `group` has name, dtype, parameters and
-/// layout set.
-void take_over(ParameterGroup& group, Strategy strategy, int rank,
+/// detached. Padding is filled with NaN, so that a read of it shows. `group` has name, dtype, place,
+/// parameters and layout set; its parameters may lie elsewhere until now.
+void take_over(ParameterGroup& group, Strategy strategy, int rank, device::Device& device,
                const std::shared_ptr<device::Ledger>& ledger);
 
 }  // namespace fsdpp::runtime

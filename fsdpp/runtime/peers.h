@@ -5,29 +5,36 @@
 #include <string>
 #include <vector>
 
+#include "fsdpp/buffer/sharded_buffer.h"
 #include "fsdpp/comm/peer_group.h"
 #include "fsdpp/device/device.h"
 
 namespace fsdpp::runtime {
 
-/// Numbers of the signal channels of one sharded model. Per parameter group four, all counted from 1.
+/// Numbers of the signal channels of one sharded model. Per parameter group six, all counted from 1.
 struct Channel {
   static constexpr int kReleased = 0;  // "I will not pull the epoch before this one again"
-  [[nodiscard]] static constexpr int published(int group) noexcept { return 1 + 4 * group; }  // shard valid
-  [[nodiscard]] static constexpr int ready(int group) noexcept { return 2 + 4 * group; }      // slot complete
+  static constexpr int kPerGroup = 6;
+  [[nodiscard]] static constexpr int published(int group) noexcept { return of(group, 0); }  // shard valid
+  [[nodiscard]] static constexpr int ready(int group) noexcept { return of(group, 1); }      // slot complete
   [[nodiscard]] static constexpr int reduced(int group) noexcept {
-    return 3 + 4 * group;
-  }  // own region summed
-  [[nodiscard]] static constexpr int pulled(int group) noexcept {
-    return 4 + 4 * group;
-  }  // peers' slots read
+    return of(group, 2);
+  }                                                                                       // own region summed
+  [[nodiscard]] static constexpr int pulled(int group) noexcept { return of(group, 3); }  // peers' slots read
+  [[nodiscard]] static constexpr int rows_ready(int group) noexcept { return of(group, 4); }  // rows complete
+  [[nodiscard]] static constexpr int rows_pulled(int group) noexcept {
+    return of(group, 5);
+  }  // peers' rows read
+
+ private:
+  static constexpr int of(int group, int which) noexcept { return 1 + kPerGroup * group + which; }
 };
 
-/// How one rank's model talks to its peers: signals and waits as operations of a lane, and a few words per
-/// group.
+/// How one rank's model talks to its peers: memory, signals and waits of its lanes, and what the hosts agree.
 class Peers {
  public:
-  /// Collective. `groups`: names of the parameter groups, equal on all ranks.
+  /// Collective. `groups`: names of the parameter groups, equal on all ranks. Throws UsageError when
+  /// `device`'s lanes and the group's are not of the same kind.
   Peers(comm::PeerGroup& group, device::Device& device, const std::vector<std::string>& groups);
 
   [[nodiscard]] int rank() const noexcept { return group_.rank(); }
@@ -35,29 +42,50 @@ class Peers {
   [[nodiscard]] comm::PeerGroup& group() noexcept { return group_; }
   [[nodiscard]] device::Device& device() noexcept { return device_; }
 
+  /// Collective: memory that the lanes of all ranks reach.
+  [[nodiscard]] std::shared_ptr<comm::PeerMemory> allocate(std::size_t bytes, const std::string& purpose) {
+    return group_.lanes().allocate(bytes, purpose);
+  }
+  /// Makes room for what a reduce of at most `shard_bytes` per rank has to keep near. `ledger` outlives us.
+  void prepare_staging(int64_t shard_bytes, std::shared_ptr<device::Ledger> ledger);
+  /// What moves this model's bytes on `lane`.
+  [[nodiscard]] buffer::Route route(device::LaneKind lane);
+
   /// Raises our counter after the earlier operations of `lane`. `what` is for traces: "ready layers.3".
   void signal(device::LaneKind lane, const std::string& what, int channel, uint32_t sequence);
-  /// Later operations of `lane` run after `peer` has raised its counter.
-  void wait(device::LaneKind lane, const std::string& what, int peer, int channel, uint32_t sequence);
-  /// wait() for every peer but ourselves.
+  /// Later operations of `lane` run after every peer has raised its counter. Our own has reached `sequence`
+  /// before, in the lane's order.
   void wait_all(device::LaneKind lane, const std::string& what, int channel, uint32_t sequence);
 
+  /// True when the host can read, after a wait, what a peer said before its signal: lanes run inline.
+  [[nodiscard]] bool tells_contributions() const noexcept { return tells_; }
   /// Says whether our slot of `group` holds values in its reduce number `sequence`: before that ready signal.
   void set_contributed(int group, uint32_t sequence, bool value);
-  /// What `peer` said: after its ready signal. Kept for two reduces, since a peer may be one ahead.
-  [[nodiscard]] bool contributed(int peer, int group, uint32_t sequence) const;
+  /// The ranks whose slot of `group` holds values in reduce `sequence`, in order: after their ready signals.
+  /// All ranks when they cannot tell: a slot without contributions then holds zeros.
+  [[nodiscard]] std::vector<int> contributors(int group, uint32_t sequence) const;
 
-  /// A vote kept for two epochs: set before our released signal of `epoch`, read after the peers'.
-  void set_vote(uint32_t epoch, uint64_t vote);
-  [[nodiscard]] uint64_t vote(int peer, uint32_t epoch) const;
+  /// Between hosts: tells `vote` of `epoch` (1, 2, 3, ...) to all ranks and returns every rank's of the epoch
+  /// before, which they told long ago: nobody waits for a slow peer. Empty in the first epoch.
+  [[nodiscard]] std::vector<uint64_t> exchange_votes(uint32_t epoch, uint64_t vote);
+  /// Collective between hosts: tells `need` to all ranks and returns every rank's.
+  [[nodiscard]] std::vector<uint64_t> exchange_needs(uint64_t need);
+
+  /// Raises all groups' `published` counters after the earlier operations of `lane`.
+  void signal_published(device::LaneKind lane, uint32_t epoch);
 
  private:
   [[nodiscard]] uint64_t* word(int peer, int index) const;
 
   comm::PeerGroup& group_;
   device::Device& device_;
-  std::unique_ptr<comm::SignalBoard> board_;
-  std::shared_ptr<comm::PeerMemory> words_;  // per rank: 2 votes, then 2 per group
+  bool tells_;
+  std::unique_ptr<comm::LaneSignals> board_;
+  std::unique_ptr<comm::SignalBoard> votes_;
+  std::vector<std::string> groups_;
+  uint32_t needs_ = 0;                       // exchanged so far
+  std::shared_ptr<comm::PeerMemory> words_;  // of the hosts; per rank: votes, needs, then 2 per group
+  device::Memory staging_;
 };
 
 }  // namespace fsdpp::runtime

@@ -17,6 +17,7 @@ constexpr const char* kPurpose = "published weights";
 Publisher::Publisher(Peers& peers, std::vector<ParameterGroup*> groups, Strategy strategy,
                      std::shared_ptr<device::Ledger> ledger)
     : peers_(peers), groups_(std::move(groups)), strategy_(strategy), ledger_(std::move(ledger)) {
+  for (auto& epochs : awaited_) epochs.resize(groups_.size());
   if (strategy_ == Strategy::no_shard) return;
   std::vector<int64_t> offsets;
   for (const ParameterGroup* group : groups_) {
@@ -24,7 +25,7 @@ Publisher::Publisher(Peers& peers, std::vector<ParameterGroup*> groups, Strategy
     bytes_ += round_up(group->shard_bytes(), kAlignment);
   }
   if (bytes_ == 0) return;
-  memory_ = peers_.group().allocate(static_cast<std::size_t>(bytes_), kPurpose);
+  memory_ = peers_.allocate(static_cast<std::size_t>(bytes_), kPurpose);
   ledger_->add(kPurpose, bytes_);
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     ParameterGroup& group = *groups_[i];
@@ -45,18 +46,17 @@ std::vector<uint64_t> Publisher::publish(uint64_t vote) {
   const at::NoGradGuard no_grad;
   device::Device& device = peers_.device();
   const uint32_t next = epoch_ + 1;
-  peers_.set_vote(next, vote);
+  std::vector<uint64_t> votes = peers_.exchange_votes(next, vote);
   device.wait(LaneKind::gather,
               device.record(LaneKind::compute));  // the optimizer writes on the compute lane
   peers_.signal(LaneKind::gather, "released", Channel::kReleased, next);
   peers_.wait_all(LaneKind::gather, "released", Channel::kReleased, next);
-  std::vector<uint64_t> votes;
-  for (int rank = 0; rank < peers_.ranks(); ++rank) votes.push_back(peers_.vote(rank, next));
   epoch_ = next;
   for (ParameterGroup* group : groups_) {
     transform(*group);
     peers_.signal(LaneKind::gather, "published " + group->name, Channel::published(group->id), epoch_);
   }
+  published_ = device.record(LaneKind::gather);
   return votes;
 }
 
@@ -68,13 +68,23 @@ void Publisher::transform(ParameterGroup& group) {
   const auto* source = reinterpret_cast<const float*>(group.main->data());
   device::Access access{{{source, static_cast<std::size_t>(count) * sizeof(float)}},
                         {{target, static_cast<std::size_t>(count * group.element_bytes())}}};
-  peers_.device().run(LaneKind::gather, "publish " + group.name, std::move(access),
-                      [=, dtype = group.dtype] { cast_elements(source, count, dtype, target); });
+  peers_.device().run(
+      LaneKind::gather, "publish " + group.name, std::move(access),
+      [=, dtype = group.dtype, place = group.place] { cast_elements(source, count, dtype, target, place); });
+}
+
+// The lane is in order: once per epoch is enough.
+void Publisher::await(LaneKind lane, const ParameterGroup& group) {
+  uint32_t& awaited = awaited_[static_cast<std::size_t>(lane)].at(static_cast<std::size_t>(group.id));
+  if (awaited == epoch_) return;
+  peers_.device().wait(lane, published_);
+  peers_.wait_all(lane, "published " + group.name, Channel::published(group.id), epoch_);
+  awaited = epoch_;
 }
 
 void Publisher::gather(const ParameterGroup& group, std::byte* full) {
-  peers_.wait_all(LaneKind::gather, "published " + group.name, Channel::published(group.id), epoch_);
-  buffer::gather(peers_.device(), LaneKind::gather, *group.published, full);
+  await(LaneKind::gather, group);
+  buffer::gather(peers_.route(LaneKind::gather), *group.published, full);
 }
 
 }  // namespace fsdpp::runtime

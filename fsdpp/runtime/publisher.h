@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -24,11 +25,15 @@ class Publisher {
   ~Publisher();
 
   /// Collective: waits until every peer has finished with the last epoch, transforms main weights to model
-  /// dtype, and raises the epoch. `vote` is told to all ranks; returns every rank's.
+  /// dtype, and raises the epoch. `vote` is told to all ranks; returns every rank's of
+  /// the publication before (none in the first).
   std::vector<uint64_t> publish(uint64_t vote);
 
   /// Copies the current epoch of `group` to `full` (full_bytes()) on the gather lane.
   void gather(const ParameterGroup& group, std::byte* full);
+
+  /// Later operations of `lane` see every rank's published shard of `group` in the current epoch.
+  void await(device::LaneKind lane, const ParameterGroup& group);
 
   [[nodiscard]] uint32_t epoch() const noexcept { return epoch_; }  // 0: nothing published yet
   [[nodiscard]] int64_t bytes() const noexcept { return bytes_; }   // of published shards
@@ -43,6 +48,8 @@ class Publisher {
   std::shared_ptr<comm::PeerMemory> memory_;
   int64_t bytes_ = 0;
   uint32_t epoch_ = 0;
+  device::Event published_;                       // on the gather lane: our own signals of the epoch
+  std::array<std::vector<uint32_t>, 3> awaited_;  // per lane and group id: the epoch known to be published
 };
 
 }  // namespace fsdpp::runtime

@@ -5,7 +5,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "fsdpp/runtime/parameter.h"
+#include "fsdpp/base/error.h"
+#include "fsdpp/runtime/sink.h"
 
 namespace fsdpp::runtime {
 namespace {
@@ -18,7 +19,7 @@ struct UnitEntry {
 struct Tables {
   std::shared_mutex mutex;
   std::unordered_map<const torch::nn::Module*, UnitEntry> units;
-  std::unordered_map<const c10::TensorImpl*, std::weak_ptr<Parameter>> parameters;
+  std::unordered_map<const c10::TensorImpl*, std::weak_ptr<SinkOwner>> sinks;
 };
 
 Tables& tables() {
@@ -45,20 +46,26 @@ UnitRef find_unit(const torch::nn::Module& module) {
   return {found->second.model.lock(), found->second.unit};
 }
 
-void register_parameter(const std::shared_ptr<Parameter>& parameter) {
-  const std::unique_lock lock(tables().mutex);
-  tables().parameters[parameter->full.unsafeGetTensorImpl()] = parameter;
+at::Tensor SinkOwner::gather_rows(const at::Tensor&, bool) {
+  throw UsageError("this weight is not exchanged by rows: read it");
 }
 
-void unregister_parameter(const Parameter& parameter) noexcept {
+bool SinkOwner::add_rows(const at::Tensor&, const at::Tensor&) { return false; }
+
+void register_sink(const at::Tensor& weight, std::weak_ptr<SinkOwner> owner) {
   const std::unique_lock lock(tables().mutex);
-  tables().parameters.erase(parameter.full.unsafeGetTensorImpl());
+  tables().sinks[weight.unsafeGetTensorImpl()] = std::move(owner);
+}
+
+void unregister_sink(const at::Tensor& weight) noexcept {
+  const std::unique_lock lock(tables().mutex);
+  tables().sinks.erase(weight.unsafeGetTensorImpl());
 }
 
 std::shared_ptr<SinkOwner> sink_of(const at::Tensor& weight) {
   const std::shared_lock lock(tables().mutex);
-  const auto found = tables().parameters.find(weight.unsafeGetTensorImpl());
-  if (found == tables().parameters.end()) return nullptr;
+  const auto found = tables().sinks.find(weight.unsafeGetTensorImpl());
+  if (found == tables().sinks.end()) return nullptr;
   return found->second.lock();
 }
 

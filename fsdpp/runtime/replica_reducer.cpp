@@ -146,7 +146,7 @@ void ReplicaReducer::reduce(ParameterGroup& group) {
     forget_if_zeroed(*parameter, current);
     any = any || parameter->contributed;
   }
-  if (any) zero_missing(peers_.device(), group, slots_.data(slot));
+  if (any || !peers_.tells_contributions()) zero_missing(peers_.device(), group, slots_.data(slot));
   for (const auto& parameter : group.parameters) {
     if (!parameter->contributed) put_in_slot(*parameter, slot);
   }
@@ -154,8 +154,8 @@ void ReplicaReducer::reduce(ParameterGroup& group) {
   peers_.device().wait(LaneKind::reduce, peers_.device().record(LaneKind::compute));
   peers_.signal(LaneKind::reduce, "ready " + group.name, Channel::ready(group.id), sequence);
   peers_.wait_all(LaneKind::reduce, "ready " + group.name, Channel::ready(group.id), sequence);
-  buffer::reduce(peers_.device(), LaneKind::reduce, slots_.buffer(slot, layout::Placement::partial),
-                 own_region(slot), contributors(peers_, group, sequence), scale_);
+  buffer::reduce(peers_.route(LaneKind::reduce), slots_.buffer(slot, layout::Placement::partial),
+                 own_region(slot), peers_.contributors(group.id, sequence), scale_);
   peers_.signal(LaneKind::reduce, "reduced " + group.name, Channel::reduced(group.id), sequence);
   reduced_.push_back({slot, static_cast<int>(reduced_.size())});
 }
@@ -168,7 +168,7 @@ void ReplicaReducer::finish() {
     const ParameterGroup& group = slots_.group(use.slot);
     const uint32_t sequence = state(use.slot).sequence;
     peers_.wait_all(LaneKind::reduce, "reduced " + group.name, Channel::reduced(group.id), sequence);
-    buffer::gather(peers_.device(), LaneKind::reduce, slots_.buffer(use.slot, layout::Placement::shard),
+    buffer::gather(peers_.route(LaneKind::reduce), slots_.buffer(use.slot, layout::Placement::shard),
                    slots_.data(use.slot));
     peers_.signal(LaneKind::reduce, "pulled " + group.name, Channel::pulled(group.id), sequence);
   }

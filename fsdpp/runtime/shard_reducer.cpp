@@ -6,6 +6,7 @@
 
 #include "fsdpp/base/error.h"
 #include "fsdpp/runtime/reducer.h"
+#include "fsdpp/runtime/row_exchange.h"
 
 namespace fsdpp::runtime {
 namespace {
@@ -49,11 +50,12 @@ class ShardReducer final : public Reducer {
   static constexpr const char* kPurpose = "gradient shards";
 
   struct State {
-    bool open = false;         // holds contributions of this backward
-    device::HostMemory spill;  // not empty: they are here instead of in the slot
-    int opened = 0;            // reduces before the first contribution
-    uint32_t sequence = 0;     // of the last reduce
-    device::Event pulled;      // on the reduce lane: our own pull of it
+    bool open = false;      // holds contributions of this backward
+    device::Memory spill;   // not empty: they are here instead of in the slot
+    int opened = 0;         // reduces before the first contribution
+    uint32_t sequence = 0;  // of the last reduce
+    device::Event pulled;   // on the reduce lane: our own pull of it
+    bool pulls_awaited = true;  // the compute lane goes on after everybody's pull of it
   };
 
   State& state(int slot) { return states_[static_cast<std::size_t>(slot)]; }
@@ -61,11 +63,17 @@ class ShardReducer final : public Reducer {
     return state(slot).spill.data() != nullptr ? state(slot).spill.data() : slots_.data(slot);
   }
 
+  device::Memory ordinary_memory(int slot) {
+    return peers_.device().allocate(static_cast<std::size_t>(slots_.group(slot).slot_bytes()),
+                                    "gradients beside the plan", ledger_);
+  }
+
   void open_slot(int slot);
   void claim(int slot);
   void spill(int slot);
   void move_into_slot(int slot);
   [[nodiscard]] bool bytes_in_use(int slot);
+  void reduce_whole(ParameterGroup& group, std::span<const buffer::ReduceTarget> outputs);
   std::vector<buffer::ReduceTarget> targets(ParameterGroup& group);
   void renew_gradient(ParameterGroup& group);
 
@@ -104,8 +112,7 @@ void ShardReducer::open_slot(int slot) {
   opened.opened = static_cast<int>(uses_.size());
   if (bytes_in_use(slot)) {
     ++spills_;
-    opened.spill = device::HostMemory(static_cast<std::size_t>(slots_.group(slot).slot_bytes()),
-                                      "gradients beside the plan", ledger_);
+    opened.spill = ordinary_memory(slot);
   } else {
     claim(slot);
   }
@@ -115,11 +122,12 @@ void ShardReducer::open_slot(int slot) {
 void ShardReducer::claim(int slot) {
   for (int other = 0; other < slots_.slots(); ++other) {
     const bool same_bytes = other == slot || slots_.plan().share_bytes(slot, other);
-    if (!same_bytes || state(other).sequence == 0) continue;
+    if (!same_bytes || state(other).pulls_awaited) continue;
+    state(other).pulls_awaited = true;  // the lane is in order: once is enough
     const ParameterGroup& group = slots_.group(other);
+    peers_.device().wait(LaneKind::compute, state(other).pulled);  // not the reduce just launched
     peers_.wait_all(LaneKind::compute, "pulled " + group.name, Channel::pulled(group.id),
                     state(other).sequence);
-    peers_.device().wait(LaneKind::compute, state(other).pulled);  // not the reduce just launched
   }
   peers_.device().acquire(LaneKind::compute, "slot " + slots_.group(slot).name, slots_.range(slot));
 }
@@ -127,8 +135,7 @@ void ShardReducer::claim(int slot) {
 // Moves what `slot` holds to ordinary memory.
 void ShardReducer::spill(int slot) {
   ++spills_;
-  device::HostMemory memory(static_cast<std::size_t>(slots_.group(slot).slot_bytes()),
-                            "gradients beside the plan", ledger_);
+  device::Memory memory = ordinary_memory(slot);
   peers_.device().copy(LaneKind::compute, "spill " + slots_.group(slot).name, memory.data(),
                        slots_.data(slot), memory.bytes());
   state(slot).spill = std::move(memory);
@@ -148,26 +155,38 @@ void ShardReducer::move_into_slot(int slot) {
 }
 
 void ShardReducer::reduce(ParameterGroup& group) {
+  std::vector<buffer::ReduceTarget> outputs = targets(group);  // made in the order of the compute lane
+  if (group.is_gathered()) reduce_whole(group, outputs);
+  if (group.rows != nullptr) {
+    const bool empty = outputs.empty();  // no element of it lies on this rank
+    const bool add = group.is_gathered() || (!empty && outputs.front().add);
+    group.rows->reduce(empty ? nullptr : outputs.front().out, scale_, add);
+  }
+  for (const auto& parameter : group.parameters) parameter->contributed = false;
+}
+
+void ShardReducer::reduce_whole(ParameterGroup& group, std::span<const buffer::ReduceTarget> outputs) {
   const int slot = slots_.slot_of(group);
   State& current = state(slot);
+  const bool contributes = current.open;
+  if (!contributes && !peers_.tells_contributions()) open_slot(slot);  // its zeros say so
   if (current.open) {
     zero_missing(peers_.device(), group, place(slot));
     if (current.spill.data() != nullptr)
       move_into_slot(slot);  // waits for pulls of the reduce before this one
   }
   const uint32_t sequence = ++current.sequence;
-  peers_.set_contributed(group.id, sequence, current.open);
+  peers_.set_contributed(group.id, sequence, contributes);
   peers_.device().wait(LaneKind::reduce, peers_.device().record(LaneKind::compute));
   peers_.signal(LaneKind::reduce, "ready " + group.name, Channel::ready(group.id), sequence);
   peers_.wait_all(LaneKind::reduce, "ready " + group.name, Channel::ready(group.id), sequence);
-  const std::vector<int> ranks = contributors(peers_, group, sequence);
-  buffer::reduce(peers_.device(), LaneKind::reduce, slots_.buffer(slot, layout::Placement::partial),
-                 targets(group), ranks, scale_);
+  buffer::reduce(peers_.route(LaneKind::reduce), slots_.buffer(slot, layout::Placement::partial), outputs,
+                 peers_.contributors(group.id, sequence), scale_);
   peers_.signal(LaneKind::reduce, "pulled " + group.name, Channel::pulled(group.id), sequence);
   current.pulled = peers_.device().record(LaneKind::reduce);
-  uses_.push_back({slot, current.open ? current.opened : static_cast<int>(uses_.size())});
+  current.pulls_awaited = false;
+  uses_.push_back({slot, contributes ? current.opened : static_cast<int>(uses_.size())});
   current.open = false;
-  for (const auto& parameter : group.parameters) parameter->contributed = false;
 }
 
 // Fresh memory for the gradient shard, unless nobody but us and the shards' gradients holds the old one.
@@ -185,12 +204,12 @@ void ShardReducer::renew_gradient(ParameterGroup& group) {
     ledger_->add(kPurpose, bytes);
     held_ += bytes;
   }
-  group.gradient = at::empty({group.layout->shard_numel()}, at::kFloat);
+  group.gradient = at::empty({group.layout->shard_numel()}, at::TensorOptions(group.place).dtype(at::kFloat));
 }
 
 // Not a view in autograd's eyes: torch's optimizers detach_() gradients, which views refuse.
 at::Tensor piece_of(const at::Tensor& whole, int64_t offset, int64_t count) {
-  return at::empty({0}, at::kFloat).set_(whole.storage(), offset, {count}, {1});
+  return at::empty({0}, whole.options()).set_(whole.storage(), offset, {count}, {1});
 }
 
 // As `.grad` always did: stored where there is none, else added.
@@ -212,7 +231,8 @@ std::vector<buffer::ReduceTarget> ShardReducer::targets(ParameterGroup& group) {
   }
   for (const auto& parameter : group.parameters) {
     at::Tensor& gradient = parameter->shard.mutable_grad();
-    if (!gradient.defined()) gradient = at::empty({0}, at::kFloat);  // no element of it lies on this rank
+    if (!gradient.defined())
+      gradient = at::empty({0}, group.gradient.options());  // no element of it lies on this rank
   }
   return result;
 }

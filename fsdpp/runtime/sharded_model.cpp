@@ -113,7 +113,8 @@ std::string ShardedModel::memory_plan() const {
   return text("full weights: arena of ", human_bytes(weights.bytes()), " for ", weights.buffers().size(),
               " units (no plan needs less than ", human_bytes(weights.lower_bound_bytes()),
               "); gradient slots: ", human_bytes(slots.bytes()), " for ", slots.buffers().size(),
-              " groups; published weights: ", human_bytes(core_->publisher->bytes()));
+              " groups; published weights: ", human_bytes(core_->publisher->bytes()), "; lanes through ",
+              core_->group.lanes().describe());
 }
 
 std::vector<at::Tensor> ShardedModel::full_weights() {
@@ -122,13 +123,19 @@ std::vector<at::Tensor> ShardedModel::full_weights() {
   core_->refresh();
   std::vector<at::Tensor> whole(core_->parameters.size());
   for (const ParameterGroup* group : core_->groups) {
-    at::Tensor flat = at::empty({group->layout->full_numel()}, group->dtype);
+    at::Tensor flat =
+        at::empty({group->layout->full_numel()}, at::TensorOptions(group->place).dtype(group->dtype));
     auto* bytes = static_cast<std::byte*>(flat.data_ptr());
+    device::Device& device = *core_->device;
+    device.wait(device::LaneKind::gather,
+                device.record(device::LaneKind::compute));  // `flat` may be re-used memory
     if (group->published) {
       core_->publisher->gather(*group, bytes);
     } else {
-      std::memcpy(bytes, group->weights->data(), static_cast<std::size_t>(group->full_bytes()));
+      device.copy(device::LaneKind::gather, "read " + group->name, bytes, group->weights->data(),
+                  static_cast<std::size_t>(group->full_bytes()));
     }
+    device.wait(device::LaneKind::compute, device.record(device::LaneKind::gather));
     cut(*group, flat, whole, core_->parameters);
   }
   return whole;
@@ -148,8 +155,8 @@ std::vector<at::Tensor> ShardedModel::full_gradients() {
     const int rank = core_->group.rank();
     fill_gradient_shard(*group, rank, replicated, reinterpret_cast<float*>(memory->peer(rank)));
     core_->group.barrier();
-    at::Tensor flat = at::empty({group->layout->full_numel()}, at::kFloat);
-    std::vector<bool> defined(parameters, true);  // on every rank
+    at::Tensor flat = at::empty({group->layout->full_numel()}, at::kFloat);  // on the host
+    std::vector<bool> defined(parameters, true);                             // on every rank
     for (int r = 0; r < core_->group.ranks(); ++r) {
       const auto* shard = reinterpret_cast<const float*>(memory->peer(r));
       std::memcpy(flat.data_ptr<float>() + r * count, shard, static_cast<std::size_t>(count) * sizeof(float));
@@ -157,7 +164,7 @@ std::vector<at::Tensor> ShardedModel::full_gradients() {
         defined[i] = defined[i] && shard[count + static_cast<int64_t>(i)] != 0;
     }
     core_->group.barrier();
-    cut(*group, flat, whole, core_->parameters);
+    cut(*group, flat.to(group->place), whole, core_->parameters);
     for (std::size_t i = 0; i < whole.size(); ++i) {
       const Parameter& parameter = *core_->parameters[i];
       if (parameter.group == group && !defined[static_cast<std::size_t>(parameter.index)]) whole[i].reset();
@@ -186,7 +193,7 @@ void ShardedModel::load_weights(const std::vector<at::Tensor>& weights) {
     for (const layout::Segment& segment : group.layout->segments(core_->group.rank())) {
       if (segment.parameter != parameter.index) continue;
       copy_elements(weights[i], segment.parameter_offset, segment.count,
-                    reinterpret_cast<float*>(group.main->data()) + segment.shard_offset);
+                    reinterpret_cast<float*>(group.main->data()) + segment.shard_offset, group.place);
     }
   }
   core_->weights_changed();

@@ -13,6 +13,7 @@
 #include "fsdpp/device/device.h"
 #include "fsdpp/device/ledger.h"
 #include "fsdpp/runtime/options.h"
+#include "fsdpp/runtime/parameter_group.h"
 #include "fsdpp/runtime/pass.h"
 
 namespace fsdpp::runtime {
@@ -38,9 +39,13 @@ struct Counters {
   int64_t spills = 0;             // gradients that had to leave their planned slot
 };
 
-/// A modules list that is gathered and reduced as one.
+/// A list of modules that is gathered and reduced as one.
 struct UnitSpec {
   std::vector<std::shared_ptr<torch::nn::Module>> modules;
+  /// Other than whole: the unit's one parameter [rows, dim] is an embedding table that may be exchanged by
+  /// rows (Options::row_exchange_bytes). Under `rows` its module need not be entered, and nothing may read
+  /// the weight but lookups; under `rows_and_whole` what else reads it enters the unit.
+  Use use = Use::whole;
 };
 
 /// While it lives, backwards are (or are not) the window's last: under no_shard only the last is reduced.

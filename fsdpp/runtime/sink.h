@@ -43,9 +43,23 @@ class SinkOwner {
 
   /// The contribution promised by open() is written.
   virtual void report() = 0;
+
+  /// True when the weight [rows, dim] is exchanged by rows: a lookup then takes gather_rows() instead of
+  /// reading it, and in backward add_rows() instead of open().
+  [[nodiscard]] virtual bool exchanges_rows() const noexcept { return false; }
+  /// Rows `indices` [...] (int64) of the weight: [..., dim].
+  [[nodiscard]] virtual at::Tensor gather_rows(const at::Tensor& indices, bool with_gradient);
+  /// Takes the gradients `rows` [n, dim] of rows `indices` [n]. False: this backward must not be fused, see
+  /// open(). Throws as open() does.
+  [[nodiscard]] virtual bool add_rows(const at::Tensor& indices, const at::Tensor& rows);
 };
 
-/// The owner of `weight`, when it is a parameter of a sharded model; else null.
+/// Makes `owner` the one that fused layers ask for a sink for `weight`, until it is gone or unregistered. One
+/// table for the process, used by all rank threads.
+void register_sink(const at::Tensor& weight, std::weak_ptr<SinkOwner> owner);
+void unregister_sink(const at::Tensor& weight) noexcept;
+
+/// The owner of `weight`, when it is a parameter of a sharded model or was registered; else null.
 [[nodiscard]] std::shared_ptr<SinkOwner> sink_of(const at::Tensor& weight);
 
 }  // namespace fsdpp::runtime

@@ -41,7 +41,7 @@ void SlotMemory::replan(layout::ArenaPlan plan) {
 void SlotMemory::allocate() {
   allocated_ = plan_.bytes();
   if (allocated_ == 0) return;
-  memory_ = peers_.group().allocate(static_cast<std::size_t>(allocated_), kPurpose);
+  memory_ = peers_.allocate(static_cast<std::size_t>(allocated_), kPurpose);
   ledger_->add(kPurpose, allocated_);
   retire_all();
 }
@@ -78,7 +78,8 @@ at::Tensor SlotMemory::gradient(int slot, const Parameter& parameter) const {
 
 at::Tensor gradient_view(std::shared_ptr<void> owner, std::byte* base, const Parameter& parameter) {
   auto* first = reinterpret_cast<float*>(base) + parameter.group->layout->parameter_offset(parameter.index);
-  return tensor_over(std::move(owner), first, parameter.sizes, at::kFloat);
+  return tensor_over(std::move(owner), first, parameter.sizes,
+                     at::TensorOptions(parameter.group->place).dtype(at::kFloat));
 }
 
 void zero_missing(device::Device& device, const ParameterGroup& group, std::byte* base) {
@@ -89,14 +90,6 @@ void zero_missing(device::Device& device, const ParameterGroup& group, std::byte
                 base + offset * static_cast<int64_t>(sizeof(float)), 0,
                 static_cast<std::size_t>(group.layout->parameter_numel(parameter->index)) * sizeof(float));
   }
-}
-
-std::vector<int> contributors(const Peers& peers, const ParameterGroup& group, uint32_t sequence) {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < peers.ranks(); ++rank) {
-    if (peers.contributed(rank, group.id, sequence)) ranks.push_back(rank);
-  }
-  return ranks;
 }
 
 }  // namespace fsdpp::runtime

@@ -61,8 +61,4 @@ class SlotMemory {
 /// those.
 void zero_missing(device::Device& device, const ParameterGroup& group, std::byte* base);
 
-/// The ranks whose slot holds values in reduce `sequence` of `group`, in order: after their ready signals.
-[[nodiscard]] std::vector<int> contributors(const Peers& peers, const ParameterGroup& group,
-                                            uint32_t sequence);
-
 }  // namespace fsdpp::runtime

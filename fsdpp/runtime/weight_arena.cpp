@@ -22,10 +22,12 @@ WeightArena::WeightArena(device::Device& device, layout::ArenaPlan plan,
 
 void WeightArena::replan(layout::ArenaPlan plan) {
   for (const Place& place : places_) FSDPP_INVARIANT(!place.held, "replanning while a unit is gathered");
+  if (!places_.empty() && plan.same_places(plan_)) return;
+  device_.synchronize();  // the places' last readers may still run
   plan_ = std::move(plan);
   if (static_cast<int64_t>(arena_.bytes()) != plan_.bytes()) {
     arena_ = {};  // first, so that the two are never held together
-    arena_ = device::HostMemory(static_cast<std::size_t>(plan_.bytes()), kPurpose, ledger_);
+    arena_ = device_.allocate(static_cast<std::size_t>(plan_.bytes()), kPurpose, ledger_);
   }
   device::poison(arena_.data(), arena_.bytes());
   places_.clear();
@@ -50,7 +52,7 @@ std::byte* WeightArena::acquire(int unit) {
   }
   if (taken) {
     ++overflows_;
-    place.overflow = device::HostMemory(bytes, "full weights beside the plan", ledger_);
+    place.overflow = device_.allocate(bytes, "full weights beside the plan", ledger_);
     return place.overflow.data();
   }
   device_.wait(LaneKind::gather, place.last_use);

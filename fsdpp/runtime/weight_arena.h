@@ -32,8 +32,8 @@ class WeightArena {
  private:
   struct Place {
     bool held = false;
-    device::HostMemory overflow;  // when the planned place was taken
-    device::Event last_use;       // on the compute lane
+    device::Memory overflow;  // when the planned place was taken
+    device::Event last_use;   // on the compute lane
   };
 
   [[nodiscard]] std::size_t bytes_of(int unit) const;
@@ -41,7 +41,7 @@ class WeightArena {
   device::Device& device_;
   layout::ArenaPlan plan_;
   std::shared_ptr<device::Ledger> ledger_;
-  device::HostMemory arena_;
+  device::Memory arena_;
   std::vector<Place> places_;
   int64_t overflows_ = 0;
 };

@@ -18,7 +18,7 @@
 #include "fsdpp/comm/introduction.h"
 #include "fsdpp/comm/process.h"
 #include "fsdpp/comm/shared_counter.h"
-#include "fsdpp/comm/sum.h"
+#include "fsdpp/device/sum.h"
 #include "tests/dist/gates.h"
 
 namespace fsdpp::comm {
@@ -51,7 +51,7 @@ TEST(Sum, HasTheBitsOfOneAdditionAfterTheOther) {
         std::vector<float> out(count + 1, 0.1F);
         const float unread = add ? 0.1F : std::numeric_limits<float>::quiet_NaN();
         std::fill_n(out.begin(), count, unread);
-        sum_in_rank_order(out.data(), starts, static_cast<int64_t>(count), scale, add);
+        device::sum_in_rank_order(out.data(), starts, static_cast<int64_t>(count), scale, add);
         for (size_t i = 0; i < count; ++i) {
           const float wanted = sum_of(sources, i, scale, add, 0.1F);
           ASSERT_EQ(std::memcmp(&out[i], &wanted, sizeof(float)), 0) << ranks << " ranks, element " << i;
@@ -64,9 +64,9 @@ TEST(Sum, HasTheBitsOfOneAdditionAfterTheOther) {
 
 TEST(Sum, OfNothingIsZero) {
   std::vector<float> out = {1.0F, 2.0F};
-  sum_in_rank_order(out.data(), {}, 2, 3.0F, true);
+  device::sum_in_rank_order(out.data(), {}, 2, 3.0F, true);
   EXPECT_EQ(out, (std::vector<float>{1.0F, 2.0F}));
-  sum_in_rank_order(out.data(), {}, 2, 3.0F, false);
+  device::sum_in_rank_order(out.data(), {}, 2, 3.0F, false);
   EXPECT_EQ(out, (std::vector<float>{0.0F, 0.0F}));
 }
 

@@ -39,9 +39,10 @@ struct Configuration {
   bool set_to_none;
   bool tied;
   bool fused;
+  bool rows = false;  // the embedding is exchanged by rows
 };
 
-using Parameters = std::tuple<int, Strategy, int, bool, bool, bool>;
+using Parameters = std::tuple<int, Strategy, int, bool, bool, bool, bool>;
 
 Configuration configuration_of(const Parameters& parameters) {
   return std::make_from_tuple<Configuration>(parameters);
@@ -51,7 +52,7 @@ std::string name_of(const testing::TestParamInfo<Parameters>& info) {
   const Configuration c = configuration_of(info.param);
   return text("Ranks", c.ranks, c.strategy == Strategy::no_shard ? "_NoShard" : "_OptimGradsParams",
               "_Microbatches", c.microbatches, c.set_to_none ? "_SetToNone" : "_SetToZero",
-              c.tied ? "_Tied" : "_Untied", c.fused ? "_Fused" : "_Unfused");
+              c.tied ? "_Tied" : "_Untied", c.fused ? "_Fused" : "_Unfused", c.rows ? "_Rows" : "");
 }
 
 // Sees each weight right after its accumulator ran and before the runtime does: the hook is older than the
@@ -87,10 +88,12 @@ class Rank {
       accumulators_.push_back(torch::autograd::impl::grad_accumulator(weight));
       accumulators_.back()->add_post_hook(std::make_unique<GradientSpy>(weight, seen_));
     }
-    sharded_ = fully_shard(group, net_, net_->units(),
-                           {.strategy = c_.strategy,
-                            .combine = group.ranks() == 3 ? Combine::sum : Combine::mean,
-                            .fused = c_.fused});
+    const runtime::Options options{.strategy = c_.strategy,
+                                   .combine = group.ranks() == 3 ? Combine::sum : Combine::mean,
+                                   .row_exchange_bytes = c_.rows ? 0 : -1,
+                                   .fused = c_.fused};
+    sharded_ = c_.rows ? fully_shard(group, net_, net_->units_with_rows(), options)
+                       : fully_shard(group, net_, net_->units(), options);
     const test::NamedTensors names = test::integer_weights(model_);
     const auto parameters = sharded_->parameters();
     EXPECT_EQ(parameters.size(), names.size());
@@ -223,9 +226,12 @@ class Rank {
   void check_counters() {
     const runtime::Counters counters = sharded_->counters();
     EXPECT_EQ(counters.on_demand_gathers, 0);
-    EXPECT_EQ(counters.spills, 0);
-    EXPECT_EQ(counters.weight_overflows, 0);
-    const int units = model_.blocks + 1;
+    if (!(c_.rows &&
+          c_.tied)) {  // there the table is first used behind the blocks, not where it is registered
+      EXPECT_EQ(counters.spills, 0);
+      EXPECT_EQ(counters.weight_overflows, 0);
+    }
+    const int units = model_.blocks + (c_.rows && c_.tied ? 2 : 1);
     const int64_t passes = int64_t{2} * units * kSteps * c_.microbatches;
     EXPECT_LE(counters.gathers, c_.strategy == Strategy::no_shard ? 0 : passes);
   }
@@ -258,7 +264,13 @@ INSTANTIATE_TEST_SUITE_P(Integers, Parity,
                          testing::Combine(testing::Values(1, 2, 3, 4),
                                           testing::Values(Strategy::no_shard, Strategy::optim_grads_params),
                                           testing::Values(1, 3), testing::Bool(), testing::Bool(),
-                                          testing::Bool()),
+                                          testing::Bool(), testing::Values(false)),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Rows, Parity,
+                         testing::Combine(testing::Values(1, 2, 3, 4),
+                                          testing::Values(Strategy::optim_grads_params),
+                                          testing::Values(1, 3), testing::Bool(), testing::Bool(),
+                                          testing::Values(true), testing::Values(true)),
                          name_of);
 
 }  // namespace

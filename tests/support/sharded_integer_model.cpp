@@ -41,12 +41,20 @@ IntegerNet::IntegerNet(const IntegerModel& model) {
 at::Tensor IntegerNet::forward(const IntegerBatch& batch) const {
   at::Tensor x = bounded(embedding_->forward(batch.tokens));
   for (const auto& block : blocks_) x = call(*block, x);
-  const at::Tensor logits = nn::fused_linear(x, head_ ? head_->weight : embedding_->weight);
+  const auto project = [&] { return nn::fused_linear(x, head_ ? head_->weight : embedding_->weight); };
+  const at::Tensor logits = head_ ? project() : call_as(*embedding_, project);  // a tied table may be a unit
   return (logits * batch.coefficients).sum();
 }
 
 std::vector<std::shared_ptr<torch::nn::Module>> IntegerNet::units() const {
   return {blocks_.begin(), blocks_.end()};
+}
+
+std::vector<runtime::UnitSpec> IntegerNet::units_with_rows() const {
+  std::vector<runtime::UnitSpec> units = {
+      {{embedding_}, head_ ? runtime::Use::rows : runtime::Use::rows_and_whole}};
+  for (const auto& block : blocks_) units.push_back({{block}});
+  return units;
 }
 
 }  // namespace fsdpp::test

@@ -9,6 +9,7 @@
 
 #include "fsdpp/nn/embedding.h"
 #include "fsdpp/nn/linear.h"
+#include "fsdpp/runtime/sharded_model.h"
 #include "tests/support/integer_model.h"
 
 namespace fsdpp::test {
@@ -31,6 +32,8 @@ class IntegerNet : public torch::nn::Module {
   [[nodiscard]] at::Tensor forward(const IntegerBatch& batch) const;
   /// The blocks, in order: the units.
   [[nodiscard]] std::vector<std::shared_ptr<torch::nn::Module>> units() const;
+  /// The same behind the embedding, which is exchanged by rows (shard with row_exchange_bytes = 0).
+  [[nodiscard]] std::vector<runtime::UnitSpec> units_with_rows() const;
 
  private:
   std::shared_ptr<nn::Embedding> embedding_;

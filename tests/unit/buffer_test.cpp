@@ -59,12 +59,12 @@ TEST(ShardedBuffer, SliceThenGatherGivesTheWholeBack) {
   Parts shards(layout, Placement::shard);
   for (int rank = 0; rank < kRanks; ++rank) {
     fill_parameters(*layout, 7, whole.memory[static_cast<std::size_t>(rank)]);
-    slice(device, LaneKind::gather, whole.seen_by(rank, Placement::replicate),
+    slice({device, LaneKind::gather}, whole.seen_by(rank, Placement::replicate),
           reinterpret_cast<std::byte*>(shards.memory[static_cast<std::size_t>(rank)].data()));
   }
   for (int rank = 0; rank < kRanks; ++rank) {
     std::vector<float> full(static_cast<std::size_t>(layout->full_numel()), 0);
-    gather(device, LaneKind::gather, shards.seen_by(rank, Placement::shard),
+    gather({device, LaneKind::gather}, shards.seen_by(rank, Placement::shard),
            reinterpret_cast<std::byte*>(full.data()));
     for (int p = 0; p < 3; ++p) {
       for (int64_t i = 0; i < layout->parameter_numel(p); ++i) {
@@ -83,7 +83,7 @@ void reduce_shard(Parts& parts, int rank, std::vector<int> contributors, float s
   for (const layout::Segment& segment : parts.layout->segments(rank)) {
     targets.push_back({segment, out.data() + segment.shard_offset, add});
   }
-  reduce(device, LaneKind::reduce, parts.seen_by(rank, Placement::partial), targets, contributors, scale);
+  reduce({device, LaneKind::reduce}, parts.seen_by(rank, Placement::partial), targets, contributors, scale);
 }
 
 TEST(ShardedBuffer, ReduceAddsTheContributorsInRankOrderAndNeverReadsPadding) {
@@ -127,7 +127,7 @@ TEST(ShardedBuffer, ReduceMayWriteOverItsOwnPart) {
     targets.push_back({segment, region + segment.shard_offset, false});
   }
   const std::vector<int> all = {0, 1, 2};
-  reduce(device, LaneKind::reduce, parts.seen_by(1, Placement::partial), targets, all, 1);
+  reduce({device, LaneKind::reduce}, parts.seen_by(1, Placement::partial), targets, all, 1);
   for (const layout::Segment& segment : layout->segments(1)) {
     const auto value = static_cast<float>(1 + segment.parameter * 1000 + segment.parameter_offset);
     EXPECT_EQ(region[segment.shard_offset], 3 * value);
@@ -141,15 +141,15 @@ TEST(ShardedBuffer, IllegalTransitionsNameBothSides) {
   std::vector<float> full(static_cast<std::size_t>(layout->full_numel()));
   auto* bytes = reinterpret_cast<std::byte*>(full.data());
   try {
-    gather(device, LaneKind::gather, parts.seen_by(0, Placement::partial), bytes);
+    gather({device, LaneKind::gather}, parts.seen_by(0, Placement::partial), bytes);
     FAIL() << "gathered a partial buffer";
   } catch (const UsageError& error) {
     const std::string message = error.what();
     EXPECT_NE(message.find("partial"), std::string::npos) << message;
     EXPECT_NE(message.find("replicate"), std::string::npos) << message;
   }
-  EXPECT_THROW(slice(device, LaneKind::gather, parts.seen_by(0, Placement::shard), bytes), UsageError);
-  EXPECT_THROW(reduce(device, LaneKind::reduce, parts.seen_by(0, Placement::replicate), {}, {}, 1),
+  EXPECT_THROW(slice({device, LaneKind::gather}, parts.seen_by(0, Placement::shard), bytes), UsageError);
+  EXPECT_THROW(reduce({device, LaneKind::reduce}, parts.seen_by(0, Placement::replicate), {}, {}, 1),
                UsageError);
 }
 
@@ -160,7 +160,7 @@ TEST(ShardedBuffer, ItsOperationsNameWhatTheyTouch) {
   device.observe(&recorder);
   Parts shards(layout, Placement::shard);
   std::vector<float> full(static_cast<std::size_t>(layout->full_numel()));
-  gather(device, LaneKind::gather, shards.seen_by(1, Placement::shard),
+  gather({device, LaneKind::gather}, shards.seen_by(1, Placement::shard),
          reinterpret_cast<std::byte*>(full.data()));
   ASSERT_EQ(recorder.operations().size(), static_cast<std::size_t>(kRanks));
   EXPECT_EQ(recorder.operations()[0].reads[0].begin, shards.memory[2].data()) << "starts at its neighbour";

@@ -90,9 +90,9 @@ TEST(Ledger, CountsByPurposeAndKeepsThePeak) {
 TEST(HostMemory, EntersTheLedgerWhileItLives) {
   const auto ledger = std::make_shared<device::Ledger>();
   {
-    device::HostMemory memory(5000, "test", ledger);
+    device::Memory memory = device::host_memory(5000, "test", ledger);
     EXPECT_EQ(memory.data()[4999], std::byte{0});
-    device::HostMemory moved = std::move(memory);
+    device::Memory moved = std::move(memory);
     EXPECT_EQ(moved.bytes(), 5000U);
     EXPECT_EQ(ledger->current(), 5000);
   }
@@ -102,7 +102,7 @@ TEST(HostMemory, EntersTheLedgerWhileItLives) {
 
 TEST(HostMemory, LackOfRoomIsAnErrorThatNamesPurposeAndSize) {
   try {
-    device::HostMemory memory(std::size_t{1} << 60, "weights", nullptr);
+    const device::Memory memory = device::host_memory(std::size_t{1} << 60, "weights", nullptr);
     FAIL() << "an exbibyte was given";
   } catch (const EnvironmentError& error) {
     EXPECT_NE(std::string(error.what()).find("weights"), std::string::npos);

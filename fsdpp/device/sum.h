@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <span>
 
-namespace fsdpp::comm {
+namespace fsdpp::device {
 
 /// out[i] = (add_to_out ? out[i] : 0) + scale * (((s0[i] + s1[i]) + s2[i]) + ...) for 0 <= i < count, in fp32
 /// with a rounding after each operation: the same sources in the same order give the same bits everywhere.
@@ -12,4 +12,4 @@ namespace fsdpp::comm {
 void sum_in_rank_order(float* out, std::span<const float* const> sources, int64_t count, float scale,
                        bool add_to_out);
 
-}  // namespace fsdpp::comm
+}  // namespace fsdpp::device

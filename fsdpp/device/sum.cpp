@@ -1,11 +1,11 @@
 // Compiled with -O3 -ffp-contract=off: the loops are for the vectoriser, and a product fused into a sum would
 // round once instead of twice.
-#include "fsdpp/comm/sum.h"
+#include "fsdpp/device/sum.h"
 
 #include <algorithm>
 #include <array>
 
-namespace fsdpp::comm {
+namespace fsdpp::device {
 namespace {
 
 // 16 KiB of running sums stay in the first-level cache, so every source and `out` pass through memory once.
@@ -61,4 +61,4 @@ void sum_in_rank_order(float* out, std::span<const float* const> sources, int64_
   }
 }
 
-}  // namespace fsdpp::comm
+}  // namespace fsdpp::device

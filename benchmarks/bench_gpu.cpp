@@ -1,0 +1,228 @@
+// One row of the GPU benchmark: the Llama of nn/ on this process's GPU, sharded or alone. bench_gpu.py runs
+// it, one process per GPU with a launcher's variables, and reads the line of JSON that it prints.
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/randint.h>
+#include <c10/util/Exception.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "fsdpp/comm/connect.h"
+#include "fsdpp/comm/cuda.h"
+#include "fsdpp/device/cuda.h"
+#include "fsdpp/device/cuda_measure.h"
+#include "fsdpp/nn/llama.h"
+#include "fsdpp/optim/adamw.h"
+#include "fsdpp/runtime/call.h"
+#include "fsdpp/runtime/fully_shard.h"
+#include "fsdpp/runtime/sink.h"
+
+namespace {
+
+using namespace fsdpp;
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+constexpr double kLearningRate = 1e-5;
+constexpr uint64_t kSeed = 1;
+
+struct Arguments {
+  std::string row = "ours";
+  std::string wgrad = "bf16";
+  std::string wire = "fp32";
+  nn::LlamaConfig model{.rope_theta = 500000, .dtype = at::kBFloat16};
+  int64_t sequence = 4096;
+  int64_t batch = 1;
+  bool optimizer = false;
+  double warm_seconds = 3;
+  int steps = 10;
+};
+
+Arguments parse(int argc, char** argv) {
+  Arguments a;
+  CLI::App app("One row of the GPU benchmark: see bench_gpu.py.");
+  app.add_option("--row", a.row)->check(CLI::IsMember({"floor", "ours", "ours-copy", "ours-nccl"}));
+  app.add_option("--wgrad", a.wgrad, "output of the floor's weight gradients")
+      ->check(CLI::IsMember({"bf16", "fp32"}));
+  app.add_option("--wire", a.wire, "of reduces")->check(CLI::IsMember({"fp32"}));
+  app.add_option("--layers", a.model.layers);
+  app.add_option("--dim", a.model.dim);
+  app.add_option("--ffn", a.model.ffn);
+  app.add_option("--heads", a.model.heads);
+  app.add_option("--kv-heads", a.model.kv_heads);
+  app.add_option("--vocabulary", a.model.vocabulary);
+  app.add_option("--sequence", a.sequence);
+  app.add_option("--batch", a.batch, "sequences per GPU");
+  app.add_flag("--optimizer", a.optimizer);
+  app.add_option("--warm-seconds", a.warm_seconds);
+  app.add_option("--steps", a.steps);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error));
+  }
+  return a;
+}
+
+/// The floor's fp32 weight gradients: memory per weight, written by the GEMM.
+class PlainSink final : public runtime::SinkOwner {
+ public:
+  explicit PlainSink(const at::Tensor& weight)
+      : gradient_(at::empty_like(weight, weight.options().dtype(at::kFloat).requires_grad(false))) {}
+  void ensure_resident() override {}
+  std::optional<runtime::GradSink> open() override {
+    return runtime::GradSink{gradient_, runtime::GradSink::Mode::overwrite};
+  }
+  void report() override {}
+
+ private:
+  at::Tensor gradient_;
+};
+
+/// One row's model and what a step of it does.
+class Row {
+ public:
+  Row(const Arguments& a, comm::PeerGroup& group, int gpu)
+      : a_(a), place_(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)) {
+    at::Generator generator =
+        at::globalContext().getAcceleratorHooksInterface(at::kCUDA).getNewGenerator(place_.index());
+    generator.set_current_seed(kSeed);
+    model_ = std::make_shared<nn::Llama>(a.model, generator);
+    if (a.row == "floor") {
+      if (a.wgrad == "fp32") write_fp32();
+    } else {
+      runtime::Options options;
+      options.fused = a.row != "ours-copy";
+      sharded_ = fully_shard(group, model_, model_->units(), options, device::make_cuda_device(gpu));
+      if (a.optimizer) optimizer_ = std::make_unique<optim::AdamW>(*sharded_, optim::AdamWOptions{});
+    }
+    generator.set_current_seed(kSeed + 1 + static_cast<uint64_t>(group.rank()));
+    const at::Tensor text = at::randint(0, a.model.vocabulary, {a.batch, a.sequence + 1}, generator,
+                                        at::TensorOptions(place_).dtype(at::kLong));
+    tokens_ = text.narrow(1, 0, a.sequence).contiguous();
+    targets_ = text.narrow(1, 1, a.sequence).contiguous();
+    device::cuda_reset_memory();
+  }
+  ~Row() {
+    for (const at::Tensor& weight : model_->parameters()) {
+      if (!sharded_) runtime::unregister_sink(weight);
+    }
+  }
+
+  at::Tensor step() {
+    clear();
+    const at::Tensor loss = call(*model_, tokens_, targets_);
+    loss.backward();
+    if (optimizer_) optimizer_->step(kLearningRate);
+    return loss;
+  }
+
+  [[nodiscard]] int64_t parameters() const {
+    int64_t count = 0;
+    for (const at::Tensor& weight : model_->parameters()) count += weight.numel();
+    return count;
+  }
+  [[nodiscard]] int64_t tokens() const { return a_.batch * a_.sequence; }
+  [[nodiscard]] int64_t planned_bytes() const { return sharded_ ? sharded_->memory().peak() : 0; }
+
+ private:
+  void clear() {
+    if (sharded_) return sharded_->zero_grad();
+    for (const at::Tensor& weight : model_->parameters()) weight.mutable_grad().reset();
+  }
+  void write_fp32() {
+    for (const at::Tensor& weight : model_->parameters()) {
+      if (weight.dim() < 2) continue;
+      sinks_.push_back(std::make_shared<PlainSink>(weight));
+      runtime::register_sink(weight, sinks_.back());
+    }
+  }
+
+  const Arguments& a_;
+  at::Device place_;
+  std::shared_ptr<nn::Llama> model_;
+  std::vector<std::shared_ptr<PlainSink>> sinks_;
+  std::shared_ptr<runtime::ShardedModel> sharded_;
+  std::unique_ptr<optim::AdamW> optimizer_;
+  at::Tensor tokens_, targets_;
+};
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+nlohmann::json measure(const Arguments& a, Row& row, comm::PeerGroup& group) {
+  group.barrier();
+  bool warm = false;
+  for (const auto begin = Clock::now(); !warm;) {  // all ranks take the same number of steps
+    row.step();
+    device::cuda_synchronize();
+    const std::vector<double> over =
+        group.exchange(std::vector<double>{seconds_since(begin) >= a.warm_seconds ? 1.0 : 0.0});
+    warm = over[0] != 0;
+  }
+  std::vector<double> ms, host_ms;
+  device::CudaStopwatch stopwatch;
+  int64_t taken = 0;
+  at::Tensor loss;
+  for (int i = 0; i < a.steps; ++i) {
+    device::cuda_synchronize();
+    group.barrier();
+    const auto begin = Clock::now();
+    stopwatch.start();
+    loss = row.step();
+    stopwatch.stop();
+    host_ms.push_back(1e3 * seconds_since(begin));
+    ms.push_back(stopwatch.milliseconds());
+    taken = std::max(taken, device::cuda_memory().taken);
+  }
+  const device::CudaMemory memory = device::cuda_memory();
+  return {{"row", a.row},
+          {"rank", group.rank()},
+          {"ms", ms},
+          {"host_ms", host_ms},
+          {"allocated_gib", static_cast<double>(memory.allocated) / kGiB},
+          {"reserved_gib", static_cast<double>(memory.reserved) / kGiB},
+          {"taken_gib", static_cast<double>(taken) / kGiB},
+          {"plan_gib", static_cast<double>(row.planned_bytes()) / kGiB},
+          {"loss", loss.item<double>()},
+          {"parameters", row.parameters()},
+          {"tokens", row.tokens()}};
+}
+
+void run(const Arguments& a) {
+  const auto group = comm::connect(std::chrono::seconds(60));
+  const char* local = std::getenv("LOCAL_RANK");
+  const int gpu = local != nullptr ? std::atoi(local) : group->rank();
+  comm::use_cuda_lanes(*group, gpu, a.row == "ours-nccl" ? comm::CudaVia::nccl : comm::CudaVia::automatic);
+  nlohmann::json line;
+  {
+    Row row(a, *group, gpu);
+    line = measure(a, row, *group);
+    group->barrier();
+  }
+  std::cout << line.dump() + "\n" << std::flush;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Arguments arguments = parse(argc, argv);
+  try {
+    run(arguments);
+    return 0;
+  } catch (const c10::Error& error) {
+    std::cerr << error.what_without_backtrace() << "\n";
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+  }
+  return 1;
+}

@@ -1,0 +1,145 @@
+"""What bench_gpu.py measures: the shapes of the model and the rows of the table, as plain data."""
+
+import dataclasses
+
+# H200 and H100 SXM, dense bf16 on tensor cores, from the data sheet. TFLOP/s of one GPU.
+PEAK_TFLOPS = 989.0
+ADAMW = "+adamw"  # the end of a row's name when its step has the optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A Llama with an untied head, and what one GPU gets per step."""
+
+    layers: int
+    dim: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    sequence: int
+    batch: int  # sequences per GPU
+
+    def matmul_parameters(self):
+        """Weights that every token is multiplied with: all but the embedding and the norms."""
+        kv_dim = self.kv_heads * self.dim // self.heads
+        block = 2 * self.dim * self.dim + 2 * self.dim * kv_dim + 3 * self.dim * self.ffn
+        return self.layers * block + self.vocabulary * self.dim
+
+    def parameters(self):
+        return self.matmul_parameters() + self.vocabulary * self.dim + (2 * self.layers + 1) * self.dim
+
+    def tokens(self):
+        """Tokens of one GPU's step."""
+        return self.batch * self.sequence
+
+    def flops_per_token(self):
+        """Forward and backward without recompute: 6 per weight of a product, and for attention 6 * layers * sequence *
+        dim: of the 12 of full attention (two products of 2 * sequence * dim forward, twice that backward) a causal
+        mask leaves half. (The counting of Chowdhery et al. 2022, appendix B, with the mask taken into account.)
+        """
+        return 6 * self.matmul_parameters() + 6 * self.layers * self.sequence * self.dim
+
+    def arguments(self):
+        """For the command line of a row's program."""
+        pairs = [(f"--{field.name.replace('_', '-')}", getattr(self, field.name)) for field in dataclasses.fields(self)]
+        return [str(part) for pair in pairs for part in pair]
+
+
+def _large(batch):
+    return Shape(layers=16, dim=4096, ffn=14336, heads=32, kv_heads=8, vocabulary=128256, sequence=4096, batch=batch)
+
+
+SHAPES = {
+    "4.54b-1": _large(batch=1),
+    "4.54b-2": _large(batch=2),
+    # Bound by the host: its kernels are short.
+    "small": Shape(layers=24, dim=1024, ffn=2816, heads=16, kv_heads=4, vocabulary=32000, sequence=1024, batch=1),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One program in one mode. Every run of it is a new process per GPU."""
+
+    name: str
+    program: str  # "ours" or "peer"
+    arguments: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+    optimizer: bool = False
+    default: bool = True  # measured when --rows names nothing
+
+    def command_arguments(self):
+        return [*self.arguments, *(["--optimizer"] if self.optimizer else [])]
+
+
+def _ours(name, *more):
+    return Row(name, "ours", ("--row", name, *more))
+
+
+def _fsdp2(name, *more, **options):
+    return Row(name, "peer", ("--row", "fsdp2", *more), **options)
+
+
+EXPANDABLE = (("PYTORCH_ALLOC_CONF", "expandable_segments:True"),)
+FLOORS = ("floor-bf16", "floor-fp32")
+# FSDP2 in eager mode with fp32 reduce, by how far it gathers ahead. The fastest one measured is what we compare with.
+FSDP2_EAGER = ("fsdp2", "fsdp2-prefetch0", "fsdp2-prefetch1", "fsdp2-prefetch3")
+
+_UNSHARDED = [
+    Row("floor-bf16", "ours", ("--row", "floor", "--wgrad", "bf16")),
+    Row("floor-fp32", "ours", ("--row", "floor", "--wgrad", "fp32")),
+    Row("plain", "peer", ("--row", "plain")),
+]
+_SHARDED = [
+    _ours("ours"),
+    _fsdp2("fsdp2"),
+    _ours("ours-copy"),
+    _ours("ours-nccl"),
+    _ours("ours-graph"),
+    Row("ours-bf16", "ours", ("--row", "ours", "--wire", "bf16")),
+    _fsdp2("fsdp2-bf16", "--reduce", "bf16"),
+    _fsdp2("fsdp2-compiled", "--compile"),
+    _fsdp2("fsdp2-expandable", environment=EXPANDABLE),
+    *(_fsdp2(f"fsdp2-prefetch{depth}", "--prefetch", str(depth), default=False) for depth in (0, 1, 3)),
+]
+
+
+def _with_optimizer(row):
+    return dataclasses.replace(row, name=row.name + ADAMW, optimizer=True)
+
+
+# In the order in which a round runs them: what a budget leaves out first comes last.
+ROWS = {row.name: row for row in [*_UNSHARDED, *(both for row in _SHARDED for both in (row, _with_optimizer(row)))]}
+
+
+def select_shapes(names):
+    """The shapes called `names`, "4.54b" meaning both batches; all of them when it is empty. Throws ValueError."""
+    chosen = []
+    for name in names or SHAPES:
+        found = [shape for shape in SHAPES if shape == name or shape.rpartition("-")[0] == name]
+        if not found:
+            raise ValueError(f"shape {name}: not one of {', '.join(['4.54b', *SHAPES])}")
+        chosen += [shape for shape in found if shape not in chosen]
+    return chosen
+
+
+def select_rows(names, optimizer=None):
+    """Names of rows in the order of a round. `names`: a row's own name, or that without +adamw for the row with and
+    without the optimizer; empty: all default rows. `optimizer`: None both, True only with, False only without; rows
+    that have no optimizer at all (floor, plain) are references and stay. Throws ValueError.
+    """
+    for name in names:
+        if name not in ROWS:
+            raise ValueError(f"row {name}: not one of {', '.join(ROWS)}")
+
+    def chosen(row):
+        if names:
+            return row.name in names or (row.name.removesuffix(ADAMW) in names)
+        return row.default
+
+    def wanted(row):
+        has_both = row.name.removesuffix(ADAMW) + ADAMW in ROWS
+        return optimizer is None or not has_both or row.optimizer == optimizer
+
+    return [row.name for row in ROWS.values() if chosen(row) and wanted(row)]

@@ -1,0 +1,136 @@
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "fsdpp/base/error.h"
+#include "fsdpp/buffer/sharded_buffer.h"
+
+namespace fsdpp::buffer {
+namespace {
+
+using device::Device;
+using layout::Placement;
+using layout::Transition;
+
+constexpr auto kElement = static_cast<int64_t>(sizeof(float));
+
+const float* elements_of(const ShardedBuffer& source, int rank, int64_t shard_offset) {
+  return reinterpret_cast<const float*>(source.part(rank)) + source.rank() * source.layout().shard_numel() +
+         shard_offset;
+}
+
+ByteRange range_of(const float* begin, int64_t count) {
+  return {begin, static_cast<std::size_t>(count * kElement)};
+}
+
+// One operation: the sum of `sources` on the route's lane.
+void sum(const Route& route, const std::string& name, float* out, std::vector<const float*> sources,
+         int64_t count, float scale, bool add) {
+  device::Access access;
+  for (const float* pointer : sources) access.reads.push_back(range_of(pointer, count));
+  if (add) access.reads.push_back(range_of(out, count));
+  access.writes.push_back(range_of(out, count));
+  route.device.run(route.lane, name, std::move(access),
+                   [=, kernels = &route.device.kernels(), sources = std::move(sources)] {
+                     kernels->sum_in_rank_order(out, sources, count, scale, add);
+                   });
+}
+
+/// Targets that lie in memory as their segments lie in the shard: one run of the shard, gaps included.
+struct Run {
+  int64_t shard_offset;
+  int64_t count;
+  float* out;
+  bool add;
+};
+
+std::vector<Run> runs_of(std::span<const ReduceTarget> targets) {
+  std::vector<Run> runs;
+  for (const ReduceTarget& target : targets) {
+    const layout::Segment& segment = target.segment;
+    if (!runs.empty()) {
+      Run& last = runs.back();
+      const int64_t distance = segment.shard_offset - last.shard_offset;
+      if (target.add == last.add && target.out == last.out + distance) {
+        last.count = distance + segment.count;
+        continue;
+      }
+    }
+    runs.push_back({segment.shard_offset, segment.count, target.out, target.add});
+  }
+  return runs;
+}
+
+// Peers' slices are pulled by the copy engine, beside the kernels of other lanes, and summed from near.
+void pull_and_sum(const Route& route, const ShardedBuffer& source, const Run& run,
+                  std::span<const int> contributors, float scale) {
+  const std::string name = "reduce " + source.name();
+  const std::string pull = "pull " + source.name();
+  const float* own = elements_of(source, source.rank(), run.shard_offset);
+  const bool straight =
+      contributors.size() == 2 && !run.add && run.out != own &&
+      std::find(contributors.begin(), contributors.end(), source.rank()) != contributors.end();
+  const auto peers = static_cast<int64_t>(source.ranks() - 1);
+  const int64_t room =
+      static_cast<int64_t>(route.staging.size()) / kElement / std::max<int64_t>(peers, 1) / 64 * 64;
+  const int64_t most = straight || peers == 0 ? run.count : room;
+  FSDPP_INVARIANT(most > 0, "no staging for the reduce of ", source.name());
+  for (int64_t done = 0; done < run.count; done += most) {
+    const int64_t count = std::min(most, run.count - done);
+    auto* stage = reinterpret_cast<float*>(route.staging.data());
+    std::vector<const float*> sources;
+    for (const int rank : contributors) {
+      const float* theirs = elements_of(source, rank, run.shard_offset + done);
+      if (rank == source.rank()) {
+        sources.push_back(theirs);
+        continue;
+      }
+      float* near = straight ? run.out : std::exchange(stage, stage + room);
+      route.device.copy(route.lane, pull, near, theirs, static_cast<std::size_t>(count * kElement));
+      sources.push_back(near);
+    }
+    sum(route, name, run.out + done, std::move(sources), count, scale, run.add);
+  }
+}
+
+void reduce_by_collectives(const Route& route, const ShardedBuffer& source, const std::vector<Run>& runs,
+                           float scale) {
+  const int64_t shard = source.layout().shard_numel();
+  const bool straight = runs.size() == 1 && !runs[0].add;
+  float* sums =
+      straight ? runs[0].out - runs[0].shard_offset : reinterpret_cast<float*>(route.staging.data());
+  FSDPP_INVARIANT(straight || static_cast<int64_t>(route.staging.size()) >= shard * kElement,
+                  "no staging for the reduce of ", source.name());
+  const auto* full = reinterpret_cast<const float*>(source.local());
+  route.device.run(route.lane, "reduce " + source.name(),
+                   {{range_of(full, source.layout().full_numel())}, {range_of(sums, shard)}},
+                   [=, all = route.collectives] { all->reduce_scatter(sums, full, shard); });
+  for (const Run& run : runs) {
+    if (straight && scale == 1.0F) continue;
+    sum(route, "scale " + source.name(), run.out, {sums + run.shard_offset}, run.count, scale, run.add);
+  }
+}
+
+}  // namespace
+
+void reduce(const Route& route, const ShardedBuffer& source, std::span<const ReduceTarget> targets,
+            std::span<const int> contributors, float scale) {
+  require_transition(source, Placement::shard, Transition::reduce);
+  require(source.element_bytes() == kElement, "buffer ", source.name(), ": sums are fp32, elements of ",
+          source.element_bytes(), " bytes cannot be reduced");
+  if (route.collectives != nullptr) {
+    reduce_by_collectives(route, source, runs_of(targets), scale);
+  } else if (route.device.gpu() >= 0) {
+    for (const Run& run : runs_of(targets)) pull_and_sum(route, source, run, contributors, scale);
+  } else {
+    for (const ReduceTarget& target : targets) {
+      std::vector<const float*> sources;
+      for (const int rank : contributors)
+        sources.push_back(elements_of(source, rank, target.segment.shard_offset));
+      sum(route, "reduce " + source.name(), target.out, std::move(sources), target.segment.count, scale,
+          target.add);
+    }
+  }
+}
+
+}  // namespace fsdpp::buffer

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "fsdpp/comm/peer_group.h"
+
+namespace fsdpp::comm {
+
+/// How the GPUs of a group reach each other.
+enum class CudaVia {
+  automatic,  // peers where every GPU can address every other's memory, else NCCL
+  peers,      // symmetric memory: copy-engine pulls, our own signals and sums
+  nccl,       // c10d's collectives
+};
+
+/// Gives `group`, whose ranks are processes of one host with a GPU each, lanes that run on GPU `gpu`.
+/// Collective; before the first model.
+///
+/// A host thread watches the waits on the GPU: when a rank is lost, or does not come within the group's
+/// timeout, it says so, naming rank and channel, and ends the process with `lost_exit_code` (a wait on a GPU
+/// cannot be broken off). Throws UsageError when there is no such GPU, two ranks name the same one, the ranks
+/// are threads, or peers are asked for where GPUs cannot address each other (naming both).
+void use_cuda_lanes(PeerGroup& group, int gpu, CudaVia via = CudaVia::automatic, int lost_exit_code = 4);
+
+}  // namespace fsdpp::comm

@@ -1,0 +1,81 @@
+#include "fsdpp/comm/cuda_board.h"
+
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <utility>
+
+#include "fsdpp/base/error.h"
+#include "fsdpp/comm/cuda_signals.h"
+#include "fsdpp/comm/cuda_watchdog.h"
+#include "fsdpp/device/cuda_check.h"
+
+namespace fsdpp::comm {
+namespace {
+
+class CudaBoard final : public LaneSignals {
+ public:
+  CudaBoard(PeerGroup& group, int gpu, std::shared_ptr<PeerMemory> pads, std::vector<std::string> names,
+            int lost_exit_code)
+      : gpu_(gpu), pads_(std::move(pads)), names_(std::move(names)) {
+    const std::size_t channels = names_.size();
+    require(group.ranks() <= kMaxBoardRanks, "a group of ", group.ranks(), " GPUs; at most ", kMaxBoardRanks,
+            " address each other: use NCCL between nodes");
+    FSDPP_CUDA(cudaMalloc(&own_, channels * sizeof(uint32_t)));
+    FSDPP_CUDA(cudaMemset(own_, 0, channels * sizeof(uint32_t)));
+    const std::size_t words = channels * static_cast<std::size_t>(group.ranks());
+    FSDPP_CUDA(
+        cudaHostAlloc(&waiting_, words * sizeof(uint32_t), cudaHostAllocMapped | cudaHostAllocPortable));
+    for (std::size_t i = 0; i < words; ++i) waiting_[i] = 0;
+    for (int rank = 0; rank < group.ranks(); ++rank)
+      view_.pads[rank] = reinterpret_cast<uint32_t*>(pads_->peer(rank));
+    view_.own = own_;
+    view_.rank = group.rank();
+    view_.ranks = group.ranks();
+    view_.channels = static_cast<int>(channels);
+    void* mapped = nullptr;
+    FSDPP_CUDA(cudaHostGetDevicePointer(&mapped, waiting_, 0));
+    view_.waiting = static_cast<uint32_t*>(mapped);
+    FSDPP_CUDA(cudaDeviceSynchronize());
+    load_signal_kernels();
+    if (group.ranks() > 1)
+      watchdog_ = std::make_unique<CudaWatchdog>(group, names_, waiting_, lost_exit_code);
+  }
+  ~CudaBoard() override {
+    static_cast<void>(cudaDeviceSynchronize());  // no wait may report any more
+    watchdog_.reset();
+    static_cast<void>(cudaFreeHost(waiting_));
+    static_cast<void>(cudaFree(own_));
+  }
+
+  void signal(int channel, uint32_t /*sequence*/) override { cuda_signal(stream(), view_, channel); }
+  void wait(int rank, int channel, uint32_t /*sequence*/) override {
+    cuda_wait(stream(), view_, channel, rank, 1);
+  }
+
+ private:
+  [[nodiscard]] device::Stream stream() const {
+    return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(gpu_)).stream();
+  }
+
+  int gpu_;
+  std::shared_ptr<PeerMemory> pads_;
+  std::vector<std::string> names_;
+  uint32_t* own_ = nullptr;
+  uint32_t* waiting_ = nullptr;
+  BoardView view_;
+  std::unique_ptr<CudaWatchdog> watchdog_;
+};
+
+}  // namespace
+
+std::size_t cuda_board_bytes(int ranks, std::size_t channels) {
+  return static_cast<std::size_t>(ranks) * channels * sizeof(uint32_t);
+}
+
+std::unique_ptr<LaneSignals> make_cuda_board(PeerGroup& group, int gpu, std::shared_ptr<PeerMemory> pads,
+                                             std::vector<std::string> names, int lost_exit_code) {
+  return std::make_unique<CudaBoard>(group, gpu, std::move(pads), std::move(names), lost_exit_code);
+}
+
+}  // namespace fsdpp::comm

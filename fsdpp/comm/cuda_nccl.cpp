@@ -1,0 +1,104 @@
+#define USE_C10D_NCCL 1
+#include <ATen/ops/from_blob.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <cuda_runtime_api.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include <utility>
+#include <vector>
+
+#include "fsdpp/comm/cuda_group.h"
+#include "fsdpp/comm/cuda_lanes.h"
+#include "fsdpp/device/cuda_check.h"
+
+namespace fsdpp::comm {
+namespace {
+
+/// This rank's own memory: no peer can address it.
+class OwnMemory final : public PeerMemory {
+ public:
+  OwnMemory(std::size_t bytes, std::vector<std::byte*> bases, std::byte* own)
+      : PeerMemory(bytes, std::move(bases)), own_(own) {}
+  ~OwnMemory() override { static_cast<void>(cudaFree(own_)); }
+
+ private:
+  std::byte* own_;
+};
+
+/// Collectives are their own order between ranks.
+class NoSignals final : public LaneSignals {
+ public:
+  void signal(int, uint32_t) override {}
+  void wait(int, int, uint32_t) override {}
+};
+
+class NcclLanes final : public LaneTransport, private Collectives {
+ public:
+  NcclLanes(PeerGroup& group, int gpu) : group_(group), gpu_(gpu), c10d_(open_cuda_group(group)) {
+    gathers_ = communicator("gather");
+    reduces_ = communicator("reduce");
+  }
+  ~NcclLanes() override {
+    gathers_->shutdown();
+    reduces_->shutdown();
+  }
+
+  std::shared_ptr<PeerMemory> allocate(std::size_t bytes, const std::string& /*purpose*/) override {
+    void* data = nullptr;
+    FSDPP_CUDA(cudaMalloc(&data, bytes));
+    FSDPP_CUDA(cudaMemset(data, 0, bytes));
+    std::vector<std::byte*> bases(static_cast<std::size_t>(group_.ranks()), nullptr);
+    auto* own = static_cast<std::byte*>(data);
+    bases[static_cast<std::size_t>(group_.rank())] = own;
+    return std::make_shared<OwnMemory>(bytes, std::move(bases), own);
+  }
+  std::unique_ptr<LaneSignals> signals(std::vector<std::string>, const std::string&) override {
+    return std::make_unique<NoSignals>();
+  }
+  Collectives* collectives() noexcept override { return this; }
+  [[nodiscard]] std::string describe() const override {
+    return "NCCL collectives (GPUs that cannot address each other, or as asked for)";
+  }
+  [[nodiscard]] int gpu() const noexcept override { return gpu_; }
+
+ private:
+  // One for each direction, so that a gather may overlap a reduce.
+  c10::intrusive_ptr<c10d::ProcessGroupNCCL> communicator(const std::string& purpose) {
+    auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
+    options->timeout = group_.timeout();
+    return c10::make_intrusive<c10d::ProcessGroupNCCL>(
+        c10::make_intrusive<c10d::PrefixStore>(purpose, c10d_.store), group_.rank(), group_.ranks(), options);
+  }
+  [[nodiscard]] at::Tensor over(const void* data, int64_t count, at::ScalarType dtype) const {
+    return at::from_blob(
+        const_cast<void*>(data), {count},
+        at::TensorOptions(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu_))).dtype(dtype));
+  }
+
+  void all_gather(void* full, const void* shard, std::size_t bytes) override {
+    const auto count = static_cast<int64_t>(bytes);
+    at::Tensor out = over(full, count * group_.ranks(), at::kByte);
+    at::Tensor in = over(shard, count, at::kByte);
+    gathers_->_allgather_base(out, in)->wait();  // the lane waits, not the host
+  }
+  void reduce_scatter(float* shard, const float* full, int64_t count) override {
+    at::Tensor out = over(shard, count, at::kFloat);
+    at::Tensor in = over(full, count * group_.ranks(), at::kFloat);
+    reduces_->_reduce_scatter_base(out, in)->wait();
+  }
+
+  PeerGroup& group_;
+  int gpu_;
+  CudaGroup c10d_;
+  c10::intrusive_ptr<c10d::ProcessGroupNCCL> gathers_;
+  c10::intrusive_ptr<c10d::ProcessGroupNCCL> reduces_;
+};
+
+}  // namespace
+
+std::unique_ptr<LaneTransport> make_nccl_lanes(PeerGroup& group, int gpu) {
+  return std::make_unique<NcclLanes>(group, gpu);
+}
+
+}  // namespace fsdpp::comm

@@ -1,0 +1,172 @@
+#include "fsdpp/device/cuda.h"
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "fsdpp/base/bytes.h"
+#include "fsdpp/base/error.h"
+#include "fsdpp/device/cuda_check.h"
+#include "fsdpp/device/cuda_delay.h"
+#include "fsdpp/device/cuda_kernels.h"
+#include "fsdpp/device/cuda_marks.h"
+
+namespace fsdpp::device {
+namespace {
+
+constexpr int kPoison = 0xFF;  // NaN in every float type
+
+void free_device_memory(std::byte* data, std::size_t) noexcept {
+  // Waits for whatever still runs. An error here would be one of an earlier operation, which is reported
+  // there.
+  static_cast<void>(cudaFree(data));
+}
+
+std::byte* take_device_memory(std::size_t bytes, const std::string& purpose) {
+  void* data = nullptr;
+  if (cudaMalloc(&data, bytes) != cudaSuccess) {
+    cudaGetLastError();
+    c10::cuda::CUDACachingAllocator::emptyCache();  // libtorch may sit on what we need
+    const cudaError_t status = cudaMalloc(&data, bytes);
+    std::size_t free = 0;
+    std::size_t total = 0;
+    if (status != cudaSuccess) {
+      cudaGetLastError();
+      FSDPP_CUDA(cudaMemGetInfo(&free, &total));
+      throw EnvironmentError(text("no room for ", human_bytes(static_cast<int64_t>(bytes)), " of ", purpose,
+                                  " on the GPU: ", human_bytes(static_cast<int64_t>(free)), " of ",
+                                  human_bytes(static_cast<int64_t>(total)),
+                                  " are free; use more ranks, a smaller model or batch"));
+    }
+  }
+  return static_cast<std::byte*>(data);
+}
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(int index, CudaOptions options)
+      : index_(index),
+        options_(std::move(options)),
+        lanes_{c10::cuda::getCurrentCUDAStream(place()), c10::cuda::getStreamFromPool(true, place()),
+               c10::cuda::getStreamFromPool(true, place())},
+        ahead_(static_cast<std::size_t>(options_.units_ahead)) {}
+
+  [[nodiscard]] int gpu() const noexcept override { return index_; }
+  [[nodiscard]] const Kernels& kernels() const override { return cuda_kernels(); }
+
+  Memory allocate(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger) override {
+    if (bytes == 0) return {};
+    const c10::cuda::CUDAGuard guard(place());
+    std::byte* data = take_device_memory(bytes, purpose);
+    FSDPP_CUDA(cudaMemset(data, 0, bytes));
+    return {data, bytes, free_device_memory, std::move(purpose), std::move(ledger)};
+  }
+
+  void synchronize() override {
+    for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+      FSDPP_CUDA(cudaStreamSynchronize(lanes_[lane].stream()));
+      marks_[lane].settle();
+    }
+  }
+
+  void stay_near() override {
+    if (capturing()) return;
+    CudaEvent& oldest = ahead_[next_ahead_++ % ahead_.size()];
+    oldest.synchronize();
+    oldest.record(stream(LaneKind::compute).stream());
+  }
+
+ protected:
+  void submit(const Operation& operation, Work work) override {
+    const c10::cuda::CUDAStream lane = stream(operation.lane);
+    if (options_.delay_us) {
+      if (const int delay = options_.delay_us(operation); delay > 0) cuda_spin(lane.stream(), delay, nullptr);
+    }
+    switch (operation.kind) {
+      case OperationKind::record:
+        marks(operation.lane).record(operation.position, lane.stream());
+        return;
+      case OperationKind::wait:
+        if (operation.event.lane != operation.lane)
+          marks(operation.event.lane)
+              .make_wait(lane.stream(), static_cast<int>(operation.lane), operation.event.position);
+        return;
+      case OperationKind::acquire:
+      case OperationKind::release:
+        if (options_.poison) poison_range(lane.stream(), operation.writes.front());
+        return;
+      default:
+        if (!work) return;
+        const c10::cuda::CUDAStreamGuard guard(lane);
+        work();
+    }
+  }
+
+  void copy_bytes(void* target, const void* source, std::size_t bytes) override {
+    const cudaStream_t now = c10::cuda::getCurrentCUDAStream(place()).stream();
+    if (now == nullptr || is_capturing(now)) {
+      FSDPP_CUDA(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, now));
+      return;
+    }
+    // Within one GPU a plain copy is a kernel that holds up the next GEMM; this asks for the copy engine.
+    cudaMemcpyAttributes attributes = {};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+    std::size_t first = 0;
+    FSDPP_CUDA(cudaMemcpyBatchAsync(&target, &source, &bytes, 1, &attributes, &first, 1, now));
+  }
+
+  void fill_bytes(void* target, int value, std::size_t bytes) override {
+    FSDPP_CUDA(cudaMemsetAsync(target, value, bytes, c10::cuda::getCurrentCUDAStream(place()).stream()));
+  }
+
+ private:
+  [[nodiscard]] c10::DeviceIndex place() const noexcept { return static_cast<c10::DeviceIndex>(index_); }
+  [[nodiscard]] c10::cuda::CUDAStream stream(LaneKind lane) const {
+    return lanes_[static_cast<std::size_t>(lane)];
+  }
+  CudaMarks& marks(LaneKind lane) { return marks_[static_cast<std::size_t>(lane)]; }
+
+  static bool is_capturing(cudaStream_t stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    FSDPP_CUDA(cudaStreamIsCapturing(stream, &status));
+    return status != cudaStreamCaptureStatusNone;
+  }
+  [[nodiscard]] bool capturing() const { return is_capturing(stream(LaneKind::compute).stream()); }
+
+  static void poison_range(cudaStream_t lane, const ByteRange& range) {
+    FSDPP_CUDA(cudaMemsetAsync(const_cast<void*>(range.begin), kPoison, range.size, lane));
+  }
+
+  int index_;
+  CudaOptions options_;
+  std::array<c10::cuda::CUDAStream, 3> lanes_;
+  std::array<CudaMarks, 3> marks_;
+  std::vector<CudaEvent> ahead_;
+  std::size_t next_ahead_ = 0;
+};
+
+}  // namespace
+
+int cuda_devices() noexcept {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
+}
+
+std::unique_ptr<Device> make_cuda_device(int index, CudaOptions options) {
+  require(index >= 0 && index < cuda_devices(), "there is no GPU ", index, ": this process sees ",
+          cuda_devices(),
+          " of them; start at most one rank per GPU, or check CUDA_VISIBLE_DEVICES and the driver");
+  require(options.units_ahead > 0, "units_ahead = ", options.units_ahead, "; expected at least 1");
+  FSDPP_CUDA(cudaSetDevice(index));
+  return std::make_unique<CudaDevice>(index, std::move(options));
+}
+
+}  // namespace fsdpp::device

@@ -1,0 +1,29 @@
+#include "fsdpp/device/kernels.h"
+#include "fsdpp/device/sum.h"
+
+namespace fsdpp::device {
+namespace {
+
+class HostKernels final : public Kernels {
+ public:
+  void sum_in_rank_order(float* out, std::span<const float* const> sources, int64_t count, float scale,
+                         bool add_to_out) const override {
+    device::sum_in_rank_order(out, sources, count, scale, add_to_out);
+  }
+  void gather_rows(void* out, const int64_t* ids, int64_t count, const RowTable& table) const override {
+    device::gather_rows(out, {ids, static_cast<std::size_t>(count)}, table);
+  }
+  void add_rows(const RowSums& out, const SortedIds& ids, const RowGradients& gradients, float scale,
+                bool add_to_out) const override {
+    device::add_rows(out, ids, gradients, scale, add_to_out);
+  }
+};
+
+}  // namespace
+
+const Kernels& host_kernels() {
+  static const HostKernels kernels;
+  return kernels;
+}
+
+}  // namespace fsdpp::device

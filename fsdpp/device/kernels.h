@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "fsdpp/device/rows.h"
+
+namespace fsdpp::device {
+
+class OptimizerKernels;
+
+/// Arithmetic of ours on a device's memory. Called inside an operation's work: it runs in the lane's order.
+class Kernels {
+ public:
+  virtual ~Kernels() = default;
+
+  /// out[i] = (add_to_out ? out[i] : 0) + scale * (((s0[i] + s1[i]) + s2[i]) + ...), fp32, rounded after each
+  /// operation: the same bits on every device. `out` may be one of the sources when not adding.
+  virtual void sum_in_rank_order(float* out, std::span<const float* const> sources, int64_t count,
+                                 float scale, bool add_to_out) const = 0;
+  /// Rows of a table that is cut over ranks, and sums of looked-up rows' gradients: see rows.h.
+  virtual void gather_rows(void* out, const int64_t* ids, int64_t count, const RowTable& table) const = 0;
+  virtual void add_rows(const RowSums& out, const SortedIds& ids, const RowGradients& gradients, float scale,
+                        bool add_to_out) const = 0;
+  /// Null where ATen's optimizers are used.
+  [[nodiscard]] virtual const OptimizerKernels* optimizer() const noexcept { return nullptr; }
+};
+
+/// Those of the host.
+[[nodiscard]] const Kernels& host_kernels();
+
+}  // namespace fsdpp::device

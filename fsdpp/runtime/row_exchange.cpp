@@ -1,0 +1,209 @@
+#include "fsdpp/runtime/row_exchange.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/sort.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "fsdpp/base/bytes.h"
+#include "fsdpp/base/error.h"
+
+namespace fsdpp::runtime {
+namespace {
+
+using device::LaneKind;
+constexpr const char* kPurpose = "embedding rows";
+constexpr auto kIdBytes = static_cast<int64_t>(sizeof(int64_t));
+
+device::Element element_of(at::ScalarType dtype) {
+  if (dtype == at::kBFloat16) return device::Element::bf16;
+  return dtype == at::kHalf ? device::Element::fp16 : device::Element::fp32;
+}
+
+ByteRange range_of(const void* begin, int64_t bytes) { return {begin, static_cast<std::size_t>(bytes)}; }
+
+}  // namespace
+
+RowExchange::RowExchange(Peers& peers, Publisher& publisher, ParameterGroup& group,
+                         std::shared_ptr<device::Ledger> ledger)
+    : peers_(peers),
+      publisher_(publisher),
+      group_(group),
+      ledger_(std::move(ledger)),
+      vocabulary_(group.parameters.front()->sizes.at(0)),
+      dim_(group.parameters.front()->sizes.at(1)),
+      row_bytes_(dim_ * group.element_bytes()) {}
+
+RowExchange::~RowExchange() {
+  if (memory_) ledger_->remove(kPurpose, bytes_);
+}
+
+int64_t* RowExchange::ids(int rank) const { return reinterpret_cast<int64_t*>(memory_->peer(rank)); }
+
+std::byte* RowExchange::rows(int rank) const {
+  return memory_->peer(rank) + round_up(capacity_ * kIdBytes, kAlignment);
+}
+
+device::RowTable RowExchange::table() const {
+  device::RowTable table;
+  for (int rank = 0; rank < peers_.ranks(); ++rank) table.shards[rank] = group_.published->part(rank);
+  table.shard_elements = group_.layout->shard_numel();
+  table.rows = vocabulary_;
+  table.dim = dim_;
+  table.element = element_of(group_.dtype);
+  return table;
+}
+
+// Every rank asks for the same, in the same lookup: the largest need of any. What was taken so far moves
+// along.
+void RowExchange::reserve(int64_t rows_needed) {
+  if (rows_needed <= capacity_) return;
+  peers_.device().synchronize();
+  peers_.group().barrier();  // nobody reads the old memory any more
+  const std::shared_ptr<comm::PeerMemory> old = memory_;
+  const int own = peers_.rank();
+  const int64_t* old_ids = old ? ids(own) : nullptr;
+  const std::byte* old_rows = old ? rows(own) : nullptr;
+  if (old) ledger_->remove(kPurpose, bytes_);
+  capacity_ = rows_needed;
+  bytes_ = round_up(capacity_ * kIdBytes, kAlignment) + capacity_ * row_bytes_;
+  memory_ = peers_.allocate(static_cast<std::size_t>(bytes_), kPurpose);
+  ledger_->add(kPurpose, bytes_);
+  if (taken_ == 0) return;
+  peers_.device().copy(LaneKind::compute, "ids of " + group_.name, ids(own), old_ids,
+                       static_cast<std::size_t>(taken_ * kIdBytes));
+  peers_.device().copy(LaneKind::compute, "rows of " + group_.name, rows(own), old_rows,
+                       static_cast<std::size_t>(taken_ * row_bytes_));
+  peers_.device().synchronize();
+}
+
+at::Tensor RowExchange::gather(const at::Tensor& indices, bool with_gradient) {
+  const at::Tensor flat = indices.reshape({-1}).contiguous();
+  require(flat.scalar_type() == at::kLong && flat.device() == group_.place, "embedding ", group_.name,
+          ": indices are ", flat.dtype().name(), " on ", flat.device().str(), "; expected int64 on ",
+          group_.place.str());
+  if (with_gradient) {
+    FSDPP_INVARIANT(taken_ == 0 || memory_, "rows without memory");
+    looked_up_ += flat.numel();
+    const std::vector<uint64_t> needs = peers_.exchange_needs(static_cast<uint64_t>(looked_up_));
+    reserve(static_cast<int64_t>(*std::max_element(needs.begin(), needs.end())));
+  }
+  std::vector<int64_t> sizes = indices.sizes().vec();
+  sizes.push_back(dim_);
+  at::Tensor result = at::empty(sizes, at::TensorOptions(group_.place).dtype(group_.dtype));
+  publisher_.await(LaneKind::compute, group_);
+  device::Access access;
+  access.reads.push_back(range_of(flat.const_data_ptr(), flat.numel() * kIdBytes));
+  for (int rank = 0; rank < peers_.ranks(); ++rank)
+    access.reads.push_back(range_of(group_.published->part(rank), group_.shard_bytes()));
+  access.writes.push_back(range_of(result.const_data_ptr(), flat.numel() * row_bytes_));
+  peers_.device().run(LaneKind::compute, "look up " + group_.name, std::move(access),
+                      [kernels = &peers_.device().kernels(), flat, result, table = table()] {
+                        kernels->gather_rows(result.data_ptr(), flat.data_ptr<int64_t>(), flat.numel(),
+                                             table);
+                      });
+  return result;
+}
+
+void RowExchange::add(const at::Tensor& indices, const at::Tensor& gradients) {
+  const int64_t count = indices.numel();
+  FSDPP_INVARIANT(taken_ + count <= capacity_, "embedding ", group_.name, ": gradients of ", taken_ + count,
+                  " rows where ", capacity_, " were looked up");
+  if (taken_ == 0 && sequence_ > 0) {
+    peers_.device().wait(LaneKind::compute, pulled_);
+    peers_.wait_all(LaneKind::compute, "rows pulled " + group_.name, Channel::rows_pulled(group_.id),
+                    sequence_);
+  }
+  const int own = peers_.rank();
+  int64_t* id_place = ids(own) + taken_;
+  std::byte* row_place = rows(own) + taken_ * row_bytes_;
+  const at::Tensor given = gradients.to(group_.dtype).contiguous();
+  const at::Tensor named = indices.contiguous();
+  peers_.device().run(LaneKind::compute, "rows of " + group_.name,
+                      {{range_of(named.const_data_ptr(), count * kIdBytes),
+                        range_of(given.const_data_ptr(), count * row_bytes_)},
+                       {range_of(id_place, count * kIdBytes), range_of(row_place, count * row_bytes_)}},
+                      [=] {
+                        at::from_blob(id_place, {count}, named.options()).copy_(named.view({-1}));
+                        at::from_blob(row_place, {count, given.size(1)}, given.options()).copy_(given);
+                      });
+  taken_ += count;
+}
+
+// All ranks exchange `capacity_` ids; those behind the taken ones name a row behind the last, which nobody
+// owns.
+void RowExchange::reduce(float* gradient, float scale, bool add_to_gradient) {
+  device::Device& device = peers_.device();
+  const int64_t shard = group_.layout->shard_numel();
+  const int64_t first = peers_.rank() * shard;
+  const int64_t owned = std::clamp<int64_t>(vocabulary_ * dim_ - first, 0, shard);
+  const uint32_t sequence = ++sequence_;
+  if (capacity_ == 0) {  // nobody has looked anything up
+    if (!add_to_gradient) {
+      device.wait(LaneKind::reduce, device.record(LaneKind::compute));
+      device.fill(LaneKind::reduce, "zero " + group_.name, gradient, 0,
+                  static_cast<std::size_t>(owned) * sizeof(float));
+    }
+  }
+  const at::TensorOptions id_options = at::TensorOptions(group_.place).dtype(at::kLong);
+  if (taken_ == 0 && capacity_ > 0 && sequence > 1) {
+    device.wait(LaneKind::compute, pulled_);
+    peers_.wait_all(LaneKind::compute, "rows pulled " + group_.name, Channel::rows_pulled(group_.id),
+                    sequence - 1);
+  }
+  if (taken_ < capacity_) {
+    int64_t* rest = ids(peers_.rank()) + taken_;
+    const int64_t count = capacity_ - taken_;
+    device.run(LaneKind::compute, "no ids of " + group_.name, {{}, {range_of(rest, count * kIdBytes)}},
+               [=, nobody = vocabulary_] { at::from_blob(rest, {count}, id_options).fill_(nobody); });
+  }
+  device.wait(LaneKind::reduce, device.record(LaneKind::compute));
+  peers_.signal(LaneKind::reduce, "rows ready " + group_.name, Channel::rows_ready(group_.id), sequence);
+  peers_.wait_all(LaneKind::reduce, "rows ready " + group_.name, Channel::rows_ready(group_.id), sequence);
+  if (capacity_ > 0) {
+    const int64_t total = peers_.ranks() * capacity_;
+    const at::Tensor all = at::empty({total}, id_options);
+    device.wait(LaneKind::reduce, device.record(LaneKind::compute));  // `all` may be re-used memory
+    device::RowGradients gradients;
+    device::Access access;
+    for (int rank = 0; rank < peers_.ranks(); ++rank) {
+      device.copy(LaneKind::reduce, "ids of " + group_.name, all.data_ptr<int64_t>() + rank * capacity_,
+                  ids(rank), static_cast<std::size_t>(capacity_ * kIdBytes));
+      gradients.gradients[rank] = rows(rank);
+      gradients.counts[rank] = capacity_;
+      access.reads.push_back(range_of(rows(rank), capacity_ * row_bytes_));
+    }
+    gradients.ranks = peers_.ranks();
+    gradients.dim = dim_;
+    gradients.element = element_of(group_.dtype);
+    if (!add_to_gradient) {
+      device.fill(LaneKind::reduce, "zero " + group_.name, gradient, 0,
+                  static_cast<std::size_t>(owned) * sizeof(float));
+    }
+    access.reads.push_back(range_of(all.const_data_ptr(), total * kIdBytes));
+    access.reads.push_back(range_of(gradient, owned * 4));
+    access.writes.push_back(range_of(gradient, owned * 4));
+    device.run(LaneKind::reduce, "reduce " + group_.name, std::move(access),
+               [=, kernels = &device.kernels()] {
+                 const auto [sorted, order] = at::sort(all, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+                 kernels->add_rows({gradient, first, owned},
+                                   {sorted.data_ptr<int64_t>(), order.data_ptr<int64_t>(), total}, gradients,
+                                   scale, /*add_to_out=*/true);
+               });
+    kept_ids_ = all;  // until the next exchange: the reduce lane may still read it
+  }
+  peers_.signal(LaneKind::reduce, "rows pulled " + group_.name, Channel::rows_pulled(group_.id), sequence);
+  pulled_ = device.record(LaneKind::reduce);
+  taken_ = 0;
+  looked_up_ = 0;
+}
+
+void RowExchange::forget() noexcept {
+  taken_ = 0;
+  looked_up_ = 0;
+}
+
+}  // namespace fsdpp::runtime

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "fsdpp/device/ledger.h"
+#include "fsdpp/runtime/parameter_group.h"
+#include "fsdpp/runtime/peers.h"
+#include "fsdpp/runtime/publisher.h"
+
+namespace fsdpp::runtime {
+
+/// A large embedding's weights and gradients, exchanged by rows: in forward the rows that are looked up come
+/// from their owners' published shards; in backward each rank publishes the rows' gradients with their ids,
+/// and owners add those they own, per row in rank order. No rank ever holds the whole table or its whole
+/// gradient.
+///
+/// Of a group with one parameter [rows, dim] under optim_grads_params, whose ranks address each other's
+/// memory.
+class RowExchange {
+ public:
+  RowExchange(Peers& peers, Publisher& publisher, ParameterGroup& group,
+              std::shared_ptr<device::Ledger> ledger);
+  ~RowExchange();
+  RowExchange(const RowExchange&) = delete;
+  RowExchange& operator=(const RowExchange&) = delete;
+
+  /// Rows `indices` [...] (int64) of the published weights: [..., dim], on the compute lane. Collective when
+  /// `with_gradient`: all ranks look up as often, with any number of indices.
+  [[nodiscard]] at::Tensor gather(const at::Tensor& indices, bool with_gradient);
+
+  /// Takes one lookup's gradients `rows` [n, dim] for `indices` [n] into what this backward publishes.
+  void add(const at::Tensor& indices, const at::Tensor& rows);
+
+  /// Takes part in the exchange of one backward: sums the rows that this rank owns into `gradient`
+  /// (shard_numel() fp32 elements of the gradient shard), or adds to it. On the reduce lane, all ranks in the
+  /// same order of reduces.
+  void reduce(float* gradient, float scale, bool add_to_gradient);
+
+  /// Gradients that were taken and not exchanged are dropped.
+  void forget() noexcept;
+
+ private:
+  void reserve(int64_t rows_needed);
+  [[nodiscard]] int64_t* ids(int rank) const;
+  [[nodiscard]] std::byte* rows(int rank) const;
+  [[nodiscard]] device::RowTable table() const;
+
+  Peers& peers_;
+  Publisher& publisher_;
+  ParameterGroup& group_;
+  std::shared_ptr<device::Ledger> ledger_;
+  int64_t vocabulary_;
+  int64_t dim_;
+  int64_t row_bytes_;
+
+  std::shared_ptr<comm::PeerMemory> memory_;  // per rank: `capacity_` ids, then as many rows
+  int64_t capacity_ = 0;                      // rows per rank and backward, equal on all ranks
+  int64_t bytes_ = 0;
+  int64_t looked_up_ = 0;  // rows whose gradients may come in the next backward
+  int64_t taken_ = 0;      // rows whose gradients have come in this one
+  uint32_t sequence_ = 0;  // of the last exchange
+  device::Event pulled_;   // on the reduce lane: our own pull of it
+  at::Tensor kept_ids_;    // of the last exchange: the reduce lane may still read them
+};
+
+}  // namespace fsdpp::runtime

@@ -1,0 +1,63 @@
+#include "tests/gpu/gpu_ranks.h"
+
+#include <c10/util/Exception.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+#include <vector>
+
+#include "fsdpp/comm/connect.h"
+#include "fsdpp/comm/cuda.h"
+#include "fsdpp/device/cuda.h"
+
+namespace fsdpp::test {
+namespace {
+
+constexpr std::chrono::minutes kLimit(4);
+constexpr int kWrong = 3;
+
+comm::CudaVia via() {
+  const char* name = std::getenv("FSDPP_TEST_VIA");
+  if (name == nullptr) return comm::CudaVia::automatic;
+  return std::string(name) == "nccl" ? comm::CudaVia::nccl : comm::CudaVia::peers;
+}
+
+int run_body(const std::string& name) {
+  try {
+    const auto group = comm::connect(std::chrono::seconds(30));
+    comm::use_cuda_lanes(*group, group->rank(), via());
+    const bool right = gpu_bodies().at(name)(*group);
+    group->barrier();
+    return right && !testing::Test::HasFailure() ? 0 : kWrong;
+  } catch (const c10::Error& error) {
+    std::cerr << error.what_without_backtrace() << "\n";
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+  }
+  return 1;
+}
+
+}  // namespace
+
+std::map<std::string, GpuBody>& gpu_bodies() {
+  static std::map<std::string, GpuBody> bodies;
+  return bodies;
+}
+
+std::string run_on_gpus(const std::string& name, int ranks, const Variables& variables) {
+  if (device::cuda_devices() < ranks) return {};
+  std::vector<RankProcess> processes = start_ranks(name, ranks, free_port(), variables);
+  for (RankProcess& process : processes) {
+    EXPECT_EQ(process.wait(kLimit), 0) << process.output();
+  }
+  return processes.front().output();
+}
+
+int gpu_main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  if (const char* const body = std::getenv("FSDPP_TEST_BODY")) return run_body(body);
+  return RUN_ALL_TESTS();
+}
+
+}  // namespace fsdpp::test

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "fsdpp/comm/peer_group.h"
+#include "tests/dist/rank_process.h"
+
+namespace fsdpp::test {
+
+/// What a rank process does: throws, or returns false, when something is wrong. It is alone on its GPU, whose
+/// lanes the group has.
+using GpuBody = std::function<bool(comm::PeerGroup& group)>;
+
+/// The bodies of a test program, by name.
+[[nodiscard]] std::map<std::string, GpuBody>& gpu_bodies();
+
+struct RegisterGpuBody {
+  RegisterGpuBody(const std::string& name, GpuBody body) { gpu_bodies()[name] = std::move(body); }
+};
+
+/// Runs body `name` on `ranks` processes with a GPU each; fails the test with their output unless all return
+/// true in time. Does nothing where there are fewer GPUs: skip before. `variables` reach the bodies;
+/// FSDPP_TEST_VIA = peers or nccl says how the GPUs reach each other. Returns what rank 0 printed.
+std::string run_on_gpus(const std::string& name, int ranks, const Variables& variables = {});
+
+/// Main of a test program: the body that $FSDPP_TEST_BODY names, or all tests.
+int gpu_main(int argc, char** argv);
+
+}  // namespace fsdpp::test

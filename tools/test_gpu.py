@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Runs the tests that need GPUs, on the GPUs of this machine; writes build/results/test-gpu.json.
+
+    python3 tools/test_gpu.py --preset release
+    python3 tools/test_gpu.py --filter 'GpuParity*'        (a GoogleTest filter)
+    python3 tools/test_gpu.py --sanitizer memcheck         (our kernels under compute-sanitizer)
+
+Needs the programs of build/PRESET/tests/gpu, this Python's torch and nothing else: they may have been built on another
+machine. Exit code 0 only when something passed and nothing failed. The last line is `tests: N passed, N failed, N skipped`.
+"""
+
+import argparse
+import importlib.util
+import os
+import pathlib
+import sys
+import time
+
+import results
+
+LIMIT_S = 600  # of one program
+
+
+def library_path():
+    """Where a program built elsewhere finds the libraries of this Python's torch."""
+    torch = pathlib.Path(importlib.util.find_spec("torch").submodule_search_locations[0])
+    folders = [torch / "lib", *sorted(torch.parent.glob("nvidia/*/lib"))]
+    return ":".join([*map(str, folders), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
+
+
+def programs(preset):
+    folder = results.ROOT / "build" / preset / "tests" / "gpu"
+    return sorted(path for path in folder.iterdir() if path.is_file() and path.suffix == "" and os.access(path, os.X_OK))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="release", help="the build to test, build/PRESET")
+    parser.add_argument("--filter", default="-Bandwidth*", help="GoogleTest filter [%(default)s]")
+    parser.add_argument("--sanitizer", choices=["memcheck", "racecheck", "initcheck", "synccheck"],
+                        help="run kernels_test under this tool of compute-sanitizer")
+    arguments = parser.parse_args()
+    environment = {
+        "LD_LIBRARY_PATH": library_path(),
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "NCCL_NVLS_ENABLE": "0",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    chosen = programs(arguments.preset)
+    prefix = ["timeout", str(LIMIT_S)]
+    if arguments.sanitizer:
+        chosen = [path for path in chosen if path.name == "kernels_test"]
+        prefix += ["compute-sanitizer", "--tool", arguments.sanitizer, "--error-exitcode", "9"]
+    if not chosen:
+        sys.exit(f"no test program in build/{arguments.preset}/tests/gpu: build it where there is a CUDA toolkit")
+
+    begin = time.monotonic()
+    cases = []
+    for path in chosen:
+        junit = results.RESULTS / "gpu" / f"{path.name}.xml"
+        command = [*prefix, path, f"--gtest_output=xml:{junit}", f"--gtest_filter={arguments.filter}"]
+        cases += results.run_recorded(command, junit, path.name, environment)
+    print()
+    results.print_failures(cases)
+    figures = {outcome: results.count(cases, outcome) for outcome in ("passed", "failed", "skipped")}
+    name = "test-gpu" + (f"-{arguments.sanitizer}" if arguments.sanitizer else "")
+    results.write_figures(name, figures | {"seconds": round(time.monotonic() - begin, 1)})
+    print("tests: {passed} passed, {failed} failed, {skipped} skipped".format(**figures), flush=True)
+    sys.exit(0 if figures["passed"] and not figures["failed"] else 1)
+
+
+if __name__ == "__main__":
+    main()
