@@ -5,6 +5,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/randint.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -12,6 +13,7 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -43,6 +45,7 @@ struct Arguments {
   bool optimizer = false;
   double warm_seconds = 3;
   int steps = 10;
+  std::string trace;
 };
 
 Arguments parse(int argc, char** argv) {
@@ -63,6 +66,8 @@ Arguments parse(int argc, char** argv) {
   app.add_flag("--optimizer", a.optimizer);
   app.add_option("--warm-seconds", a.warm_seconds);
   app.add_option("--steps", a.steps);
+  app.add_option("--trace", a.trace,
+                 "write two more steps' kernels and copies to this file (Chrome's format)");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -101,6 +106,8 @@ class Row {
       runtime::Options options;
       options.fused = a.row != "ours-copy";
       sharded_ = fully_shard(group, model_, model_->units(), options, device::make_cuda_device(gpu));
+      sharded_->promise_to_tell();  // our AdamW casts and publishes in its kernel: without it weights stay
+                                    // published
       if (a.optimizer) optimizer_ = std::make_unique<optim::AdamW>(*sharded_, optim::AdamWOptions{});
     }
     generator.set_current_seed(kSeed + 1 + static_cast<uint64_t>(group.rank()));
@@ -198,15 +205,29 @@ nlohmann::json measure(const Arguments& a, Row& row, comm::PeerGroup& group) {
           {"tokens", row.tokens()}};
 }
 
+void write_trace(const std::string& path, Row& row) {
+  namespace profiler = torch::autograd::profiler;
+  using torch::profiler::impl::ActivityType;
+  const std::set<ActivityType> activities = {ActivityType::CUDA};
+  const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
+  profiler::prepareProfiler(config, activities);
+  profiler::enableProfiler(config, activities);
+  for (int i = 0; i < 2; ++i) row.step();
+  device::cuda_synchronize();
+  profiler::disableProfiler()->save(path);
+}
+
 void run(const Arguments& a) {
   const auto group = comm::connect(std::chrono::seconds(60));
   const char* local = std::getenv("LOCAL_RANK");
   const int gpu = local != nullptr ? std::atoi(local) : group->rank();
   comm::use_cuda_lanes(*group, gpu, a.row == "ours-nccl" ? comm::CudaVia::nccl : comm::CudaVia::automatic);
+  device::use_compute_stream(gpu);
   nlohmann::json line;
   {
     Row row(a, *group, gpu);
     line = measure(a, row, *group);
+    if (!a.trace.empty()) write_trace(a.trace + "." + std::to_string(group->rank()), row);
     group->barrier();
   }
   std::cout << line.dump() + "\n" << std::flush;

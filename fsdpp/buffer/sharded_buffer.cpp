@@ -42,12 +42,14 @@ void gather(const Route& route, const ShardedBuffer& source, std::byte* full) {
     return;
   }
   // Each rank starts with its right neighbour, so that the ranks do not all read the same memory at once.
+  std::vector<device::Copy> copies;
   for (int step = 1; step <= source.ranks(); ++step) {
     const int rank = (source.rank() + step) % source.ranks();
     std::byte* place = full + static_cast<std::size_t>(rank) * bytes;
     if (place == source.part(rank)) continue;  // its own shard is in place already
-    route.device.copy(route.lane, "gather " + source.name(), place, source.part(rank), bytes);
+    copies.push_back({place, source.part(rank), bytes});
   }
+  route.device.copy_all(route.lane, "gather " + source.name(), std::move(copies));
 }
 
 void slice(const Route& route, const ShardedBuffer& source, std::byte* shard) {

@@ -7,6 +7,7 @@
 
 #include "fsdpp/base/error.h"
 #include "fsdpp/comm/cuda_signals.h"
+#include "fsdpp/comm/cuda_stream_wait.h"
 #include "fsdpp/comm/cuda_watchdog.h"
 #include "fsdpp/device/cuda_check.h"
 
@@ -23,37 +24,43 @@ class CudaBoard final : public LaneSignals {
             " address each other: use NCCL between nodes");
     FSDPP_CUDA(cudaMalloc(&own_, channels * sizeof(uint32_t)));
     FSDPP_CUDA(cudaMemset(own_, 0, channels * sizeof(uint32_t)));
-    const std::size_t words = channels * static_cast<std::size_t>(group.ranks());
-    FSDPP_CUDA(
-        cudaHostAlloc(&waiting_, words * sizeof(uint32_t), cudaHostAllocMapped | cudaHostAllocPortable));
-    for (std::size_t i = 0; i < words; ++i) waiting_[i] = 0;
     for (int rank = 0; rank < group.ranks(); ++rank)
       view_.pads[rank] = reinterpret_cast<uint32_t*>(pads_->peer(rank));
     view_.own = own_;
     view_.rank = group.rank();
     view_.ranks = group.ranks();
     view_.channels = static_cast<int>(channels);
-    void* mapped = nullptr;
-    FSDPP_CUDA(cudaHostGetDevicePointer(&mapped, waiting_, 0));
-    view_.waiting = static_cast<uint32_t*>(mapped);
     FSDPP_CUDA(cudaDeviceSynchronize());
     load_signal_kernels();
+    hardware_waits_ = can_stream_wait(gpu);
     if (group.ranks() > 1)
-      watchdog_ = std::make_unique<CudaWatchdog>(group, names_, waiting_, lost_exit_code);
+      watchdog_ =
+          std::make_unique<CudaWatchdog>(group, gpu, names_, view_.pads[group.rank()], lost_exit_code);
   }
   ~CudaBoard() override {
-    static_cast<void>(cudaDeviceSynchronize());  // no wait may report any more
+    static_cast<void>(cudaDeviceSynchronize());  // no wait is left
     watchdog_.reset();
-    static_cast<void>(cudaFreeHost(waiting_));
     static_cast<void>(cudaFree(own_));
   }
 
   void signal(int channel, uint32_t /*sequence*/) override { cuda_signal(stream(), view_, channel); }
-  void wait(int rank, int channel, uint32_t /*sequence*/) override {
-    cuda_wait(stream(), view_, channel, rank, 1);
+
+  void wait(int rank, int channel, uint32_t sequence) override {
+    const device::Stream lane = stream();
+    if (!hardware_waits_ || is_capturing(lane)) {  // a graph that runs again must compare counters
+      cuda_wait(lane, view_, channel, rank, 1);
+      return;
+    }
+    if (watchdog_) watchdog_->expect(rank, channel, sequence);
+    cuda_stream_wait(lane, view_.pads[view_.rank] + rank * view_.channels + channel, sequence);
   }
 
  private:
+  static bool is_capturing(cudaStream_t stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    FSDPP_CUDA(cudaStreamIsCapturing(stream, &status));
+    return status != cudaStreamCaptureStatusNone;
+  }
   [[nodiscard]] device::Stream stream() const {
     return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(gpu_)).stream();
   }
@@ -62,7 +69,7 @@ class CudaBoard final : public LaneSignals {
   std::shared_ptr<PeerMemory> pads_;
   std::vector<std::string> names_;
   uint32_t* own_ = nullptr;
-  uint32_t* waiting_ = nullptr;
+  bool hardware_waits_ = false;
   BoardView view_;
   std::unique_ptr<CudaWatchdog> watchdog_;
 };

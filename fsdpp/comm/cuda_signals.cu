@@ -5,11 +5,10 @@
 namespace fsdpp::comm {
 namespace {
 
-constexpr int kWarp = 32;                 // one warp: lane r handles rank r
-constexpr int kEagerPolls = 32;           // before the first sleep
-constexpr unsigned kLongestNap = 256;     // ns; a signal is seen at most this much late
-constexpr int kPollsPerAbortCheck = 64;   // reading host memory takes about a microsecond
-constexpr int kPollsBeforeReport = 4096;  // about a millisecond: what is over by then needs no watching
+constexpr int kWarp = 32;                // one warp: lane r handles rank r
+constexpr int kEagerPolls = 32;          // before the first sleep
+constexpr unsigned kLongestNap = 256;    // ns; a signal is seen at most this much late
+constexpr int kPollsPerAbortCheck = 64;  // reading host memory takes about a microsecond
 
 __device__ __forceinline__ void store_release(uint32_t* target, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(target), "r"(value) : "memory");
@@ -28,21 +27,16 @@ __device__ __forceinline__ uint32_t load_relaxed(const uint32_t* source) {
 }
 
 // Returns when the counter has come to `expected`, or when the job is being ended.
-// `report`: null, or the host's word that says for how much we wait.
-__device__ void wait_for_counter(const uint32_t* counter, uint32_t expected, const uint32_t* abort,
-                                 uint32_t* report) {
+__device__ void wait_for_counter(const uint32_t* counter, uint32_t expected, const uint32_t* abort) {
   unsigned nap = 32;
   for (int poll = 1;; ++poll) {
-    if (static_cast<int32_t>(load_acquire(counter) - expected) >= 0) break;
-    if (poll == kPollsBeforeReport && report != nullptr) store_release(report, expected);
+    if (static_cast<int32_t>(load_acquire(counter) - expected) >= 0) return;
     if (poll % kPollsPerAbortCheck == 0 && abort != nullptr && load_relaxed(abort) != 0) return;
     if (poll > kEagerPolls) {
       __nanosleep(nap);
       if (nap < kLongestNap) nap *= 2;
     }
-    if (poll == kPollsBeforeReport * 2) poll = kPollsBeforeReport;  // never wraps, never reports again
   }
-  if (report != nullptr && load_relaxed(report) != 0) store_release(report, 0);
 }
 
 // Called by the whole warp. Returns the new number of our signals.
@@ -63,8 +57,7 @@ __device__ void wait(const BoardView& board, int channel, int first, int count, 
   const int peer = static_cast<int>(threadIdx.x);
   if (peer >= first && peer < first + count && peer != board.rank) {
     wait_for_counter(board.pads[board.rank] + static_cast<int64_t>(peer) * board.channels + channel, expected,
-                     board.abort,
-                     board.waiting == nullptr ? nullptr : board.waiting + channel * board.ranks + peer);
+                     board.abort);
   }
   __syncwarp();
   __threadfence_system();

@@ -21,8 +21,6 @@ struct BoardView {
   uint32_t* pads[kMaxBoardRanks] = {};  // pads[r]: rank r's pad, as this device addresses it
   uint32_t* own = nullptr;              // this rank's counters [channels], device memory
   const uint32_t* abort = nullptr;  // null, or a word that the host sets to end all waits: mapped host memory
-  uint32_t* waiting =
-      nullptr;  // null, or mapped host memory [channels * ranks]: what is waited for, 0: nothing
   int rank = 0;
   int ranks = 0;
   int channels = 0;

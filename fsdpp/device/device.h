@@ -18,6 +18,13 @@ struct Access {
   std::vector<ByteRange> writes;
 };
 
+/// Bytes to copy from one place to another.
+struct Copy {
+  void* target;
+  const void* source;
+  std::size_t bytes;
+};
+
 /// The lanes of one rank. All asynchronous work of the runtime passes through these verbs, so all of it can
 /// be traced and checked. One object per rank, used by the rank's thread.
 ///
@@ -41,6 +48,8 @@ class Device {
   void wait(LaneKind lane, const Event& event);
   /// Copies `bytes` from `source` to `target` on `lane`. The two must not overlap.
   void copy(LaneKind lane, std::string name, void* target, const void* source, std::size_t bytes);
+  /// Several copies as one operation, in any order among themselves.
+  void copy_all(LaneKind lane, std::string name, std::vector<Copy> copies);
   /// Sets `bytes` at `target` to `value` on `lane`.
   void fill(LaneKind lane, std::string name, void* target, int value, std::size_t bytes);
   /// Runs `work`, which touches what `access` says, on `lane`.
@@ -75,7 +84,7 @@ class Device {
   /// Runs `work` in the order of operation.lane, now or later.
   virtual void submit(const Operation& operation, Work work) = 0;
   /// What copy() and fill() do when their turn comes.
-  virtual void copy_bytes(void* target, const void* source, std::size_t bytes);
+  virtual void copy_bytes(const std::vector<Copy>& copies);
   virtual void fill_bytes(void* target, int value, std::size_t bytes);
 
  private:

@@ -4,6 +4,7 @@
 #include <ATen/ops/embedding_dense_backward.h>
 
 #include "fsdpp/nn/sink_capsule.h"
+#include "fsdpp/runtime/call.h"
 
 namespace fsdpp::nn {
 namespace {
@@ -82,5 +83,11 @@ at::Tensor fused_embedding(const at::Tensor& weight, const at::Tensor& indices) 
 Embedding::Embedding(int64_t vocabulary, int64_t dim, double deviation, at::Generator& generator,
                      at::ScalarType dtype)
     : weight(register_parameter("weight", normal({vocabulary, dim}, deviation, generator, dtype))) {}
+
+at::Tensor Embedding::look_up(const at::Tensor& indices) const {
+  const auto owner = runtime::sink_of(weight);
+  if (owner != nullptr && owner->exchanges_rows()) return forward(indices);
+  return call_as(*this, [&] { return forward(indices); });
+}
 
 }  // namespace fsdpp::nn

@@ -24,6 +24,9 @@ class Embedding : public torch::nn::Module {
     return fused_embedding(weight, indices);
   }
 
+  /// forward() as a unit of its own: gathered for it, unless its rows are exchanged.
+  [[nodiscard]] at::Tensor look_up(const at::Tensor& indices) const;
+
   at::Tensor weight;
 };
 

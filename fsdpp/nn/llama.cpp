@@ -14,7 +14,6 @@
 
 #include "fsdpp/base/error.h"
 #include "fsdpp/runtime/call.h"
-#include "fsdpp/runtime/sink.h"
 
 namespace fsdpp::nn {
 namespace {
@@ -140,10 +139,7 @@ at::Tensor Llama::logits(const at::Tensor& x) const {
 
 at::Tensor Llama::forward(const at::Tensor& tokens, const at::Tensor& targets) {
   const int64_t length = tokens.size(1);
-  const auto owner = runtime::sink_of(embedding_->weight);
-  const bool by_rows =
-      owner != nullptr && owner->exchanges_rows();  // then the unit need not be gathered for it
-  at::Tensor x = by_rows ? embedding_->forward(tokens) : call(*embedding_, tokens);
+  at::Tensor x = embedding_->look_up(tokens);
   if (!rotary_.cos.defined() || rotary_.cos.size(0) < length ||
       rotary_.cos.options().type_equal(x.options()) == 0) {
     const c10::InferenceMode normal(false);  // kept: must serve later passes of any kind

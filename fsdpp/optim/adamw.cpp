@@ -1,6 +1,7 @@
 #include "fsdpp/optim/adamw.h"
 
 #include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include "fsdpp/base/error.h"
+#include "fsdpp/optim/clip.h"
 
 namespace fsdpp::optim {
 namespace {
@@ -26,15 +28,24 @@ void check(const AdamWOptions& options) {
 AdamW::AdamW(runtime::ShardedModel& model, const AdamWOptions& options) : AdamW(model.shards(), options) {
   model_ = &model;
   model.promise_to_tell();
+  if (model.device().kernels().optimizer() != nullptr)
+    on_device_ = std::make_unique<ShardAdamW>(model, options_);
 }
+
+AdamW::~AdamW() = default;
 
 AdamW::AdamW(std::vector<at::Tensor> parameters, const AdamWOptions& options)
     : options_(options), parameters_(std::move(parameters)), states_(parameters_.size()) {
   check(options_);
 }
 
-void AdamW::step(double learning_rate) {
+at::Tensor AdamW::step(double learning_rate, std::optional<double> max_norm, double norm_type) {
   require(learning_rate >= 0, "AdamW: learning rate ", learning_rate, "; expected 0 or more");
+  require(!max_norm || model_ != nullptr,
+          "AdamW: only gradients of a sharded model can be clipped; clip others first");
+  if (on_device_) return on_device_->step(learning_rate, max_norm, norm_type);
+  at::Tensor norm;
+  if (max_norm) norm = at::scalar_tensor(clip_grad_norm(*model_, *max_norm, norm_type), at::kDouble);
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> parameters, gradients, first, second, steps;
@@ -59,9 +70,11 @@ void AdamW::step(double learning_rate) {
                       /*maximize=*/false);
   }
   if (model_ != nullptr) model_->weights_changed();
+  return norm;
 }
 
 int64_t AdamW::state_bytes() const noexcept {
+  if (on_device_) return on_device_->state_bytes();
   int64_t bytes = 0;
   for (const State& state : states_) {
     if (state.first.defined()) bytes += static_cast<int64_t>(state.first.nbytes() + state.second.nbytes());

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "fsdpp/optim/shard_adamw.h"
 #include "fsdpp/runtime/sharded_model.h"
 
 namespace fsdpp::optim {
@@ -17,8 +19,8 @@ struct AdamWOptions {
   double weight_decay = 0.01;
 };
 
-/// AdamW (Loshchilov and Hutter 2019) through ATen's fused kernel, on fp32 tensors of any sizes, also empty
-/// ones.
+/// AdamW (Loshchilov and Hutter 2019): on a sharded model on a GPU by our own kernel, else through ATen's
+/// fused one, on fp32 tensors of any sizes, also empty ones.
 ///
 /// State of a parameter (two moments, fp32, and a step count from 0) is made at its first step. Parameters
 /// without a gradient are skipped, as torch.optim.AdamW does.
@@ -30,8 +32,14 @@ class AdamW {
   /// Updates any leaf tensors.
   AdamW(std::vector<at::Tensor> parameters, const AdamWOptions& options);
 
-  /// One update with `learning_rate` (>= 0).
-  void step(double learning_rate);
+  ~AdamW();
+
+  /// One update with `learning_rate` (>= 0). With `max_norm` (>= 0; of a sharded model) gradients are clipped
+  /// to it first, as by clip_grad_norm(); returns the norm before, a double scalar where the model lies (else
+  /// undefined). On a GPU nothing of it waits for the device, and the weights' cast and publication are part
+  /// of the update. Collective for a sharded model.
+  at::Tensor step(double learning_rate, std::optional<double> max_norm = std::nullopt,
+                  double norm_type = 2.0);
 
   [[nodiscard]] int64_t state_bytes() const noexcept;  // of both moments made so far
 
@@ -46,6 +54,7 @@ class AdamW {
   std::vector<at::Tensor> parameters_;
   std::vector<State> states_;
   runtime::ShardedModel* model_ = nullptr;
+  std::unique_ptr<ShardAdamW> on_device_;  // where the model's device has kernels for it
 };
 
 }  // namespace fsdpp::optim

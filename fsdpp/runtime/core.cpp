@@ -244,9 +244,9 @@ void Core::settle() {
   if (!device->runs_inline()) group.barrier();
 }
 
-void Core::publish() {
+void Core::publish(const std::function<void()>& update) {
   Seen seen = last_backward();
-  const std::vector<uint64_t> votes = publisher->publish(seen.hash);
+  const std::vector<uint64_t> votes = publisher->publish(seen.hash, update);
   window_open_ = false;
   backward_seen_ = false;
   // Every peer has come here, so all pulls of the last backward are over.
@@ -259,6 +259,11 @@ void Core::publish() {
     residency->arena().replan(weight_plan());
     orders_changed_ = false;
   }
+}
+
+void Core::publish_by(const std::function<void()>& update) {
+  publish(update);
+  window_open_ = true;  // what is published is what the main weights are
 }
 
 void Core::begin_forward() {
@@ -372,6 +377,7 @@ void Core::zero_grad(bool set_to_none) {
       gradient.zero_();
     }
   }
+  if (set_to_none) reducer->cleared();
 }
 
 void Core::set_last(bool last) { backward->set_last(last); }

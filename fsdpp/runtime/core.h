@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -41,6 +42,8 @@ class Core {
   void weights_changed();
   /// Collective: publishes main weights if they may have changed since the last time.
   void refresh();
+  /// Collective: `update` writes main weights and their published form, on the compute lane.
+  void publish_by(const std::function<void()>& update);
   void hold_all(bool held);
 
   // Members in order of construction; each may use those above it.
@@ -75,7 +78,7 @@ class Core {
   };
 
   void begin_forward();
-  void publish();
+  void publish(const std::function<void()>& update = nullptr);
   void end_forward(bool raised);
   void check_parameters(const UnitState& unit) const;
   void broadcast_from_first();

@@ -19,7 +19,7 @@ constexpr int kWords = kVotes + kNeeds;
 std::string place(int gpu) { return gpu < 0 ? "the host" : text("GPU ", gpu); }
 
 std::vector<std::string> channel_names(const std::vector<std::string>& groups) {
-  std::vector<std::string> names = {"released"};
+  std::vector<std::string> names = {"released", "scalars"};
   for (const std::string& group : groups) {
     for (const char* what : {"published ", "ready ", "reduced ", "pulled ", "rows ready ", "rows pulled "})
       names.push_back(what + group);
@@ -106,6 +106,25 @@ std::vector<uint64_t> Peers::exchange_needs(uint64_t need) {
     result.push_back(*word(peer, index));
   }
   return result;
+}
+
+// Who writes for exchange n + 2 has seen every peer signal n + 1, which it does behind its copies of n.
+void Peers::exchange_scalars(const double* own, double* all) {
+  using device::LaneKind;
+  if (!scalars_) scalars_ = allocate(2 * sizeof(double), "numbers of a sharded model");
+  const uint32_t sequence = ++scalar_exchanges_;
+  const auto place = [&](int peer) { return reinterpret_cast<double*>(scalars_->peer(peer)) + sequence % 2; };
+  device_.copy(LaneKind::compute, "scalar", place(rank()), own, sizeof(double));
+  if (comm::Collectives* collectives = group_.lanes().collectives()) {
+    device_.run(LaneKind::compute, "scalars",
+                {{{place(rank()), sizeof(double)}}, {{all, ranks() * sizeof(double)}}},
+                [=, shard = place(rank())] { collectives->all_gather(all, shard, sizeof(double)); });
+    return;
+  }
+  signal(LaneKind::compute, "scalars", Channel::kScalars, sequence);
+  wait_all(LaneKind::compute, "scalars", Channel::kScalars, sequence);
+  for (int peer = 0; peer < ranks(); ++peer)
+    device_.copy(LaneKind::compute, "scalars", all + peer, place(peer), sizeof(double));
 }
 
 void Peers::signal_published(device::LaneKind lane, uint32_t epoch) {

@@ -14,12 +14,13 @@ namespace fsdpp::runtime {
 /// Numbers of the signal channels of one sharded model. Per parameter group six, all counted from 1.
 struct Channel {
   static constexpr int kReleased = 0;  // "I will not pull the epoch before this one again"
+  static constexpr int kScalars = 1;   // "my numbers of the next exchange can be read"
   static constexpr int kPerGroup = 6;
   [[nodiscard]] static constexpr int published(int group) noexcept { return of(group, 0); }  // shard valid
   [[nodiscard]] static constexpr int ready(int group) noexcept { return of(group, 1); }      // slot complete
   [[nodiscard]] static constexpr int reduced(int group) noexcept {
     return of(group, 2);
-  }                                                                                       // own region summed
+  }  // own region summed
   [[nodiscard]] static constexpr int pulled(int group) noexcept { return of(group, 3); }  // peers' slots read
   [[nodiscard]] static constexpr int rows_ready(int group) noexcept { return of(group, 4); }  // rows complete
   [[nodiscard]] static constexpr int rows_pulled(int group) noexcept {
@@ -27,7 +28,7 @@ struct Channel {
   }  // peers' rows read
 
  private:
-  static constexpr int of(int group, int which) noexcept { return 1 + kPerGroup * group + which; }
+  static constexpr int of(int group, int which) noexcept { return 2 + kPerGroup * group + which; }
 };
 
 /// How one rank's model talks to its peers: memory, signals and waits of its lanes, and what the hosts agree.
@@ -71,6 +72,10 @@ class Peers {
   /// Collective between hosts: tells `need` to all ranks and returns every rank's.
   [[nodiscard]] std::vector<uint64_t> exchange_needs(uint64_t need);
 
+  /// Gives every rank's number to all: `all` [ranks] gets what each has at `own`, in rank order. Both in the
+  /// lanes' memory, on the compute lane.
+  void exchange_scalars(const double* own, double* all);
+
   /// Raises all groups' `published` counters after the earlier operations of `lane`.
   void signal_published(device::LaneKind lane, uint32_t epoch);
 
@@ -83,8 +88,10 @@ class Peers {
   std::unique_ptr<comm::LaneSignals> board_;
   std::unique_ptr<comm::SignalBoard> votes_;
   std::vector<std::string> groups_;
-  uint32_t needs_ = 0;                       // exchanged so far
-  std::shared_ptr<comm::PeerMemory> words_;  // of the hosts; per rank: votes, needs, then 2 per group
+  uint32_t needs_ = 0;                         // exchanged so far
+  std::shared_ptr<comm::PeerMemory> words_;    // of the hosts; per rank: votes, needs, then 2 per group
+  std::shared_ptr<comm::PeerMemory> scalars_;  // of the lanes; two per rank, used in turn
+  uint32_t scalar_exchanges_ = 0;
   device::Memory staging_;
 };
 

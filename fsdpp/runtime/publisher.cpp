@@ -41,7 +41,7 @@ Publisher::~Publisher() {
   if (memory_) ledger_->remove(kPurpose, bytes_);
 }
 
-std::vector<uint64_t> Publisher::publish(uint64_t vote) {
+std::vector<uint64_t> Publisher::publish(uint64_t vote, const std::function<void()>& update) {
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
   device::Device& device = peers_.device();
@@ -52,9 +52,16 @@ std::vector<uint64_t> Publisher::publish(uint64_t vote) {
   peers_.signal(LaneKind::gather, "released", Channel::kReleased, next);
   peers_.wait_all(LaneKind::gather, "released", Channel::kReleased, next);
   epoch_ = next;
-  for (ParameterGroup* group : groups_) {
-    transform(*group);
-    peers_.signal(LaneKind::gather, "published " + group->name, Channel::published(group->id), epoch_);
+  if (update) {
+    device.wait(LaneKind::compute, device.record(LaneKind::gather));
+    update();
+    device.wait(LaneKind::gather, device.record(LaneKind::compute));
+    peers_.signal_published(LaneKind::gather, epoch_);
+  } else {
+    for (ParameterGroup* group : groups_) {
+      transform(*group);
+      peers_.signal(LaneKind::gather, "published " + group->name, Channel::published(group->id), epoch_);
+    }
   }
   published_ = device.record(LaneKind::gather);
   return votes;

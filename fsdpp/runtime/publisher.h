@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -27,7 +28,9 @@ class Publisher {
   /// Collective: waits until every peer has finished with the last epoch, transforms main weights to model
   /// dtype, and raises the epoch. `vote` is told to all ranks; returns every rank's of
   /// the publication before (none in the first).
-  std::vector<uint64_t> publish(uint64_t vote);
+  ///
+  /// With `update` the main weights are updated and transformed by it, on the compute lane, instead.
+  std::vector<uint64_t> publish(uint64_t vote, const std::function<void()>& update = nullptr);
 
   /// Copies the current epoch of `group` to `full` (full_bytes()) on the gather lane.
   void gather(const ParameterGroup& group, std::byte* full);

@@ -24,6 +24,8 @@ class Reducer {
   [[nodiscard]] virtual bool reduces_every_backward() const noexcept = 0;
   /// A backward begins.
   virtual void begin() = 0;
+  /// The shards' gradients were cleared by set_to_none: memory that only they needed may go.
+  virtual void cleared() {}
   /// A backward raised half-way: contributions that were not reduced and that no gradient shows are dropped.
   virtual void forget() = 0;
   /// Takes part in the reduce of `group`, whose contributions on this rank are complete.

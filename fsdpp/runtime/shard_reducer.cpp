@@ -1,6 +1,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -22,7 +23,9 @@ class ShardReducer final : public Reducer {
         ledger_(std::move(ledger)),
         states_(static_cast<std::size_t>(slots.slots())) {}
 
-  ~ShardReducer() override { ledger_->remove(kPurpose, held_); }
+  ~ShardReducer() override {
+    for (const auto& [group, bytes] : held_) ledger_->remove(kPurpose, bytes);
+  }
 
   GradSink open(Parameter& parameter) override {
     const int slot = slots_.slot_of(*parameter.group);
@@ -34,6 +37,17 @@ class ShardReducer final : public Reducer {
   [[nodiscard]] bool reduces_every_backward() const noexcept override { return true; }
 
   void begin() override { uses_.clear(); }
+
+  // libtorch's allocator on a GPU gives the memory to the next forward's activations; on the host it would go
+  // back to the system, page by page.
+  void cleared() override {
+    if (peers_.device().gpu() < 0) return;
+    for (const auto& [group, bytes] : held_) {
+      group->gradient.reset();
+      ledger_->remove(kPurpose, bytes);
+    }
+    held_.clear();
+  }
 
   void forget() override;
 
@@ -50,11 +64,11 @@ class ShardReducer final : public Reducer {
   static constexpr const char* kPurpose = "gradient shards";
 
   struct State {
-    bool open = false;      // holds contributions of this backward
-    device::Memory spill;   // not empty: they are here instead of in the slot
-    int opened = 0;         // reduces before the first contribution
-    uint32_t sequence = 0;  // of the last reduce
-    device::Event pulled;   // on the reduce lane: our own pull of it
+    bool open = false;          // holds contributions of this backward
+    device::Memory spill;       // not empty: they are here instead of in the slot
+    int opened = 0;             // reduces before the first contribution
+    uint32_t sequence = 0;      // of the last reduce
+    device::Event pulled;       // on the reduce lane: our own pull of it
     bool pulls_awaited = true;  // the compute lane goes on after everybody's pull of it
   };
 
@@ -84,7 +98,7 @@ class ShardReducer final : public Reducer {
   std::vector<State> states_;
   std::vector<SlotUse> uses_;
   int64_t spills_ = 0;
-  int64_t held_ = 0;  // bytes of gradient shards in the ledger
+  std::map<ParameterGroup*, int64_t> held_;  // bytes of gradient shards in the ledger
 };
 
 // Another open slot lies on the same bytes.
@@ -199,17 +213,21 @@ void ShardReducer::renew_gradient(ParameterGroup& group) {
     }
     if (group.gradient.storage().use_count() == ours) return;
   }
-  const int64_t bytes = group.layout->shard_numel() * static_cast<int64_t>(sizeof(float));
-  if (!group.gradient.defined()) {
+  if (held_.count(&group) == 0) {
+    const int64_t bytes = group.layout->shard_numel() * static_cast<int64_t>(sizeof(float));
     ledger_->add(kPurpose, bytes);
-    held_ += bytes;
+    held_[&group] = bytes;
   }
   group.gradient = at::empty({group.layout->shard_numel()}, at::TensorOptions(group.place).dtype(at::kFloat));
 }
 
 // Not a view in autograd's eyes: torch's optimizers detach_() gradients, which views refuse.
 at::Tensor piece_of(const at::Tensor& whole, int64_t offset, int64_t count) {
-  return at::empty({0}, whole.options()).set_(whole.storage(), offset, {count}, {1});
+  at::Tensor piece = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(whole.storage()), whole.key_set() - c10::autograd_dispatch_keyset, whole.dtype());
+  piece.unsafeGetTensorImpl()->set_sizes_contiguous({count});
+  piece.unsafeGetTensorImpl()->set_storage_offset(offset);
+  return piece;
 }
 
 // As `.grad` always did: stored where there is none, else added.

@@ -83,6 +83,27 @@ void ShardedModel::leave(const std::shared_ptr<Pass>& pass, const at::Tensor& ou
 }
 void ShardedModel::finish(const std::shared_ptr<Pass>& pass, bool raised) { core_->finish(pass, raised); }
 
+const std::shared_ptr<device::Ledger>& ShardedModel::ledger() const { return core_->ledger; }
+void ShardedModel::update_and_publish(const std::function<void()>& update) { core_->publish_by(update); }
+void ShardedModel::exchange_scalars(const double* own, double* all) {
+  core_->peers->exchange_scalars(own, all);
+}
+
+std::vector<ShardedModel::ShardRun> ShardedModel::shard_runs() const {
+  std::vector<ShardRun> runs;
+  for (const auto& parameter : core_->parameters) {
+    const ParameterGroup& group = *parameter->group;
+    auto* main = parameter->shard.numel() == 0 ? nullptr : parameter->shard.data_ptr<float>();
+    const int64_t offset = main == nullptr ? 0 : main - reinterpret_cast<float*>(group.main->data());
+    std::byte* model = group.published ? group.published->local() : group.weights->data();
+    if (model == group.main->data()) model = nullptr;
+    runs.push_back({parameter->shard, main,
+                    model == nullptr ? nullptr : model + offset * group.element_bytes(), group.dtype,
+                    parameter->shard.numel()});
+  }
+  return runs;
+}
+
 std::vector<UnitReport> ShardedModel::units() const {
   std::vector<UnitReport> reports;
   for (const UnitState& unit : core_->units) {

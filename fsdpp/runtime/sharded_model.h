@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -115,6 +116,24 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// Collective: sets main weights from whole tensors (any float dtype), one per parameter, equal on all
   /// ranks. Throws UsageError that names the parameter when sizes differ.
   void load_weights(const std::vector<at::Tensor>& weights);
+
+  /// One entry of shards() as an optimizer's kernel sees it: `count` neighbouring weights.
+  struct ShardRun {
+    at::Tensor shard;        // the leaf, with its gradient
+    float* main;             // main weights
+    void* model;             // where their published form goes, or null: it is the main weights themselves
+    at::ScalarType dtype{};  // of `model`
+    int64_t count;           // elements; 0: nothing of it lies on this rank
+  };
+  [[nodiscard]] std::vector<ShardRun> shard_runs() const;
+  /// Collective: runs `update`, which updates main weights and writes their published form on the compute
+  /// lane, when no peer reads the old one any more, and publishes the new one: the next forward casts
+  /// nothing.
+  void update_and_publish(const std::function<void()>& update);
+  /// Collective: `all` [ranks] gets each rank's number at `own`, in rank order; in the lanes' memory, on the
+  /// compute lane.
+  void exchange_scalars(const double* own, double* all);
+  [[nodiscard]] const std::shared_ptr<device::Ledger>& ledger() const;
 
   // For fsdpp::call. One forward through a unit: enter, the module's own forward, leave for each tensor,
   // finish.
