@@ -67,6 +67,14 @@ def read_junit(path):
     return cases
 
 
+def sum_printed(path, pattern):
+    """The sum of the numbers that tests printed, by a JUnit file: `pattern` has one group, the number."""
+    if not path.exists():
+        return 0
+    outputs = (part.text or "" for part in xml.etree.ElementTree.parse(path).iter("system-out"))
+    return sum(int(number) for output in outputs for number in re.findall(pattern, output))
+
+
 def run_recorded(command, junit, what, environment=None):
     """Runs a test command that writes `junit`, streaming its output; returns its cases.
 
@@ -84,7 +92,8 @@ def run_recorded(command, junit, what, environment=None):
 
 def run_ctest(preset, junit, options, environment=None, prefix=()):
     """Runs ctest in build/PRESET, two tests at a time; returns its cases."""
-    command = [*prefix, tools()["CTEST"], "--test-dir", f"build/{preset}", "-j2", "--output-junit", junit, *options]
+    command = [*prefix, tools()["CTEST"], "--test-dir", f"build/{preset}", "-j2", "--output-junit", junit,
+               "--test-output-size-passed", str(OUTPUT_LIMIT), *options]
     return run_recorded(command, junit, "ctest", environment)
 
 

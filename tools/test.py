@@ -59,6 +59,8 @@ def main():
     results.print_failures(cases)
     figures = {outcome: results.count(cases, outcome) for outcome in ("passed", "failed", "skipped")}
     figures["parity_configurations"] = len(parity)
+    figures["hazards_checked"] = results.sum_printed(
+        results.RESULTS / "ctest.xml", r"hazards: (\d+) operations checked")
     results.write_figures("test", figures | {"seconds": round(time.monotonic() - begin, 1)})
     if not figures["passed"] + figures["failed"]:
         print("no test ran")

@@ -67,13 +67,6 @@ class CudaDevice final : public Device {
     return {data, bytes, free_device_memory, std::move(purpose), std::move(ledger)};
   }
 
-  void synchronize() override {
-    for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
-      FSDPP_CUDA(cudaStreamSynchronize(lanes_[lane].stream()));
-      marks_[lane].settle();
-    }
-  }
-
   void stay_near() override {
     if (capturing()) return;
     CudaEvent& oldest = ahead_[next_ahead_++ % ahead_.size()];
@@ -82,7 +75,15 @@ class CudaDevice final : public Device {
   }
 
  protected:
+  void drain() override {
+    for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+      FSDPP_CUDA(cudaStreamSynchronize(lanes_[lane].stream()));
+      marks_[lane].settle();
+    }
+  }
+
   void submit(const Operation& operation, Work work) override {
+    if (operation.lane == LaneKind::host) return run_on_host(operation, work);
     const c10::cuda::CUDAStream lane = stream(operation.lane);
     if (options_.delay_us) {
       if (const int delay = options_.delay_us(operation); delay > 0) cuda_spin(lane.stream(), delay, nullptr);
@@ -92,7 +93,7 @@ class CudaDevice final : public Device {
         marks(operation.lane).record(operation.position, lane.stream());
         return;
       case OperationKind::wait:
-        if (operation.event.lane != operation.lane)
+        if (operation.event.lane != operation.lane && operation.event.lane != LaneKind::host)
           marks(operation.event.lane)
               .make_wait(lane.stream(), static_cast<int>(operation.lane), operation.event.position);
         return;
@@ -141,6 +142,12 @@ class CudaDevice final : public Device {
     return lanes_[static_cast<std::size_t>(lane)];
   }
   CudaMarks& marks(LaneKind lane) { return marks_[static_cast<std::size_t>(lane)]; }
+
+  void run_on_host(const Operation& operation, const Work& work) {
+    const bool waits = operation.kind == OperationKind::wait && operation.event.lane != LaneKind::host;
+    if (waits) marks(operation.event.lane).wait_on_host(operation.event.position);
+    if (work) work();
+  }
 
   static bool is_capturing(cudaStream_t stream) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;

@@ -19,8 +19,13 @@ struct CudaOptions {
   std::function<int(const Operation&)> delay_us;
 };
 
+/// Makes GPU `index`, and on it a stream of high priority, current in this thread. Call it before the model
+/// is built: then a GEMM's blocks go before those of a sum or a copy on another lane, which fill what GEMMs
+/// leave idle. Throws UsageError when there is no GPU `index`.
+void use_compute_stream(int index);
+
 /// Lanes of one GPU: `compute` is the stream that is current when this is called, the others are streams of
-/// high priority. All of the rank's threads (autograd's too) leave that stream current while they use the
+/// normal priority. All of the rank's threads (autograd's too) leave that stream current while they use the
 /// model. Throws UsageError when there is no GPU `index`.
 [[nodiscard]] std::unique_ptr<Device> make_cuda_device(int index, CudaOptions options = {});
 

@@ -10,8 +10,6 @@ namespace fsdpp::device {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerMultiprocessor = 2;  // four vectors of four arrays in flight need the registers
-constexpr int kUnroll = 4;                   // vectors of each array in flight: a tile at once
 
 // Hyper-parameters as the kernel's arguments, in the arithmetic's type.
 struct Settings {
@@ -65,6 +63,8 @@ __device__ __forceinline__ void update(float& weight, float gradient, float& fir
 template <class Model>
 struct Whole {
   using Run = AdamwRun;
+  static constexpr int kUnroll = 4;                   // vectors of each array in flight: a tile at once
+  static constexpr int kBlocksPerMultiprocessor = 2;  // they need the registers
   static __device__ int head(const Run& run) { return to_aligned(run.main); }
   static __device__ bool aligned(const Run& run, int head) {
     const auto* const model = static_cast<const Model*>(run.model);
@@ -83,6 +83,8 @@ struct Whole {
 
 struct Split {
   using Run = SplitAdamwRun;
+  static constexpr int kUnroll = 2;
+  static constexpr int kBlocksPerMultiprocessor = 4;
   static __device__ int head(const Run& run) { return to_aligned(run.first); }
   static __device__ bool aligned(const Run& run, int head) {
     return is_aligned(run.model + head, 8) && is_aligned(run.remainder + head, 8);
@@ -130,7 +132,7 @@ __device__ __forceinline__ void update_vectors(const typename Weights::Run& run,
 }
 
 template <class Weights>
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads, Weights::kBlocksPerMultiprocessor)
     adamw_kernel(const RunTable<typename Weights::Run> table, const Settings settings) {
   using Run = typename Weights::Run;
   constexpr int V = 4;
@@ -150,8 +152,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     }
     const int64_t first = begin + head < end ? begin + head : end;
     const int64_t last = first + (end - first) / V * V;
-    for (int64_t i = first + threadIdx.x * V; i < last; i += static_cast<int64_t>(kUnroll) * kThreads * V)
-      update_vectors<Weights, V, kUnroll>(run, i, last, c);
+    for (int64_t i = first + threadIdx.x * V; i < last;
+         i += static_cast<int64_t>(Weights::kUnroll) * kThreads * V)
+      update_vectors<Weights, V, Weights::kUnroll>(run, i, last, c);
     const auto before = static_cast<int>(first - begin);
     const int rest = before + static_cast<int>(end - last);
     if (threadIdx.x < rest) {

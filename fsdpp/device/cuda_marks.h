@@ -40,6 +40,8 @@ class CudaMarks {
   void record(uint64_t position, cudaStream_t lane);
   /// `waiter` (lane number `who`) goes on after `position`; nothing is issued when it already does.
   void make_wait(cudaStream_t waiter, int who, uint64_t position);
+  /// The host waits for `position`.
+  void wait_on_host(uint64_t position);
   /// The host has seen the lane empty: what was recorded counts as reached.
   void settle() noexcept { settled_ = latest_; }
 
@@ -48,6 +50,8 @@ class CudaMarks {
     uint64_t position = 0;
     CudaEvent event;
   };
+
+  [[nodiscard]] const Mark& kept_from(uint64_t position) const;
 
   std::vector<Mark> kept_;  // a ring
   std::size_t next_ = 0;

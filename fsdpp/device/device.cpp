@@ -20,6 +20,12 @@ void Device::copy_bytes(const std::vector<Copy>& copies) {
 
 void Device::fill_bytes(void* target, int value, std::size_t bytes) { std::memset(target, value, bytes); }
 
+void Device::synchronize() {
+  for (const LaneKind lane : {LaneKind::compute, LaneKind::gather, LaneKind::reduce})
+    wait(LaneKind::host, record(lane));
+  drain();
+}
+
 void Device::observe(Observer* observer) { observers_.push_back(observer); }
 
 void Device::unobserve(Observer* observer) { std::erase(observers_, observer); }
@@ -106,6 +112,32 @@ void Device::release(LaneKind lane, std::string name, ByteRange range) {
 
 void Device::announce(LaneKind lane, std::string name, Access access) {
   run(lane, std::move(name), std::move(access), nullptr);
+}
+
+void Device::free(LaneKind lane, std::string name, ByteRange range) {
+  if (range.size == 0) return;
+  Operation operation{.kind = OperationKind::free, .lane = lane, .name = std::move(name)};
+  operation.writes = {range};
+  issue(std::move(operation), [range] { unpoison(range.begin, range.size); });
+}
+
+void Device::collective(LaneKind lane, std::string name, Collective collective, Access access, Work work) {
+  Operation operation{.kind = OperationKind::collective, .lane = lane, .name = std::move(name)};
+  operation.reads = std::move(access.reads);
+  operation.writes = std::move(access.writes);
+  operation.collective = std::make_shared<const Collective>(std::move(collective));
+  issue(std::move(operation), std::move(work));
+}
+
+void Device::rejoin(LaneKind lane, std::string name) {
+  issue({.kind = OperationKind::rejoin, .lane = lane, .name = std::move(name)}, nullptr);
+}
+
+void Device::move(std::string name, State from, State to) {
+  Operation operation{.kind = OperationKind::move, .lane = LaneKind::host, .name = std::move(name)};
+  operation.from = from;
+  operation.to = to;
+  issue(std::move(operation), nullptr);
 }
 
 }  // namespace fsdpp::device

@@ -64,6 +64,15 @@ class Device {
   void release(LaneKind lane, std::string name, ByteRange range);
   /// Names an access by work that runs elsewhere in the order of `lane` (a GEMM inside libtorch).
   void announce(LaneKind lane, std::string name, Access access);
+  /// `range` goes back to an allocator that hands it out again in the order of `lane` (the system's: the
+  /// host's): all that used it must come before. What is done there from now on is its next owner's.
+  void free(LaneKind lane, std::string name, ByteRange range);
+  /// Runs `work`, which takes this rank's part in `collective` and touches what `access` says, on `lane`.
+  void collective(LaneKind lane, std::string name, Collective collective, Access access, Work work);
+  /// Says that `lane` is behind everything the other lanes were given: a checker looks whether it is.
+  void rejoin(LaneKind lane, std::string name);
+  /// Says that the unit or slot `name` goes from one state to another: a checker looks whether it may.
+  void move(std::string name, State from, State to);
 
   /// Index of the GPU that the lanes run on, or -1: the host.
   [[nodiscard]] virtual int gpu() const noexcept { return -1; }
@@ -76,13 +85,15 @@ class Device {
   /// Kernels to be called inside `work`: they run on its lane.
   [[nodiscard]] virtual const Kernels& kernels() const;
   /// The host waits until every lane has run what it was given.
-  virtual void synchronize() {}
+  void synchronize();
   /// Called once per unit and pass: the host waits while it is too far ahead of the compute lane.
   virtual void stay_near() {}
 
  protected:
   /// Runs `work` in the order of operation.lane, now or later.
   virtual void submit(const Operation& operation, Work work) = 0;
+  /// What synchronize() does beside waiting for an event at the end of each lane.
+  virtual void drain() {}
   /// What copy() and fill() do when their turn comes.
   virtual void copy_bytes(const std::vector<Copy>& copies);
   virtual void fill_bytes(void* target, int value, std::size_t bytes);
@@ -91,7 +102,7 @@ class Device {
   void issue(Operation operation, Work work);
 
   std::vector<Observer*> observers_;
-  std::array<uint64_t, 3> issued_{};  // operations per lane
+  std::array<uint64_t, kLaneKinds> issued_{};  // operations per lane
 };
 
 }  // namespace fsdpp::device

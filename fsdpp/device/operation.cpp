@@ -10,6 +10,8 @@ const char* to_string(LaneKind lane) noexcept {
       return "gather";
     case LaneKind::reduce:
       return "reduce";
+    case LaneKind::host:
+      return "host";
   }
   return "?";
 }
@@ -34,6 +36,32 @@ const char* to_string(OperationKind kind) noexcept {
       return "acquire";
     case OperationKind::release:
       return "release";
+    case OperationKind::free:
+      return "free";
+    case OperationKind::collective:
+      return "collective";
+    case OperationKind::rejoin:
+      return "rejoin";
+    case OperationKind::move:
+      return "move";
+  }
+  return "?";
+}
+
+const char* to_string(State state) noexcept {
+  switch (state) {
+    case State::released:
+      return "released";
+    case State::gathering:
+      return "gathering";
+    case State::resident:
+      return "resident";
+    case State::closed:
+      return "closed";
+    case State::open:
+      return "open";
+    case State::reducing:
+      return "reducing";
   }
   return "?";
 }

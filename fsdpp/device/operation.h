@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -8,8 +9,10 @@
 
 namespace fsdpp::device {
 
-/// The in-order queues of a rank.
-enum class LaneKind { compute, gather, reduce };
+/// The in-order queues of a rank; `host` is its thread itself: what runs there has ended when the verb
+/// returns, and a wait there blocks. Whatever the thread gives a lane later comes after it.
+enum class LaneKind { compute, gather, reduce, host };
+inline constexpr int kLaneKinds = 4;
 
 [[nodiscard]] const char* to_string(LaneKind lane) noexcept;
 
@@ -21,7 +24,7 @@ struct Event {
 
 enum class OperationKind {
   run,          // work of a kernel or function
-  copy,         // bytes from one place to another
+  copy,         // bytes from each range read to the range written of the same index
   fill,         // bytes set to a value
   record,       // an event recorded on the lane
   wait,         // the lane waits for an event of another lane
@@ -29,9 +32,27 @@ enum class OperationKind {
   wait_signal,  // the lane waits for a peer's counter
   acquire,      // memory's life begins
   release,      // memory's life ends
+  free,         // memory goes back to an allocator: its next owner knows nothing of this one
+  collective,   // all ranks of a group take part
+  rejoin,       // the lane must be behind everything that the rank's other lanes were given
+  move,         // a unit or a slot changes its state
 };
 
 [[nodiscard]] const char* to_string(OperationKind kind) noexcept;
+
+/// What every rank of a group calls alike.
+struct Collective {
+  std::string group;
+  int ranks = 0;      // members of the group
+  std::string kind;   // "all_gather"
+  int64_t count = 0;  // elements
+  std::string dtype;  // "float"
+};
+
+/// Where a unit's weights stand (released, gathering, resident), or a gradient slot (closed, open, reducing).
+enum class State : uint8_t { released, gathering, resident, closed, open, reducing };
+
+[[nodiscard]] const char* to_string(State state) noexcept;
 
 /// One asynchronous operation as it is announced: where it runs, what it touches, what it waits for.
 struct Operation {
@@ -45,6 +66,9 @@ struct Operation {
   int peer = -1;          // wait_signal: the rank waited for
   int channel = -1;       // signal, wait_signal
   uint32_t sequence = 0;  // signal, wait_signal
+  std::shared_ptr<const Collective> collective;
+  State from{};  // move
+  State to{};    // move
 };
 
 /// Sees every operation in the order of issue, before it runs. Observes only: must not throw or touch the

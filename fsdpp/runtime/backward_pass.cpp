@@ -145,6 +145,7 @@ void BackwardPass::reach(int unit) {
   let_go();
   residency_.hold(unit, Hold::backward);
   residency_.drop_all(unit, Hold::prefetch);
+  announce_use(device_, "backward", units_[index]);
   if (reached_[index]) return;
   reached_[index] = true;
   device_.stay_near();
@@ -173,6 +174,7 @@ void BackwardPass::gather_on_demand(const Parameter& parameter) {
   begin_if_needed();
   ++on_demand_gathers_;
   residency_.hold(unit, Hold::backward);
+  announce_use(device_, "backward on demand", units_[static_cast<std::size_t>(unit)]);
 }
 
 void BackwardPass::require_not_reduced(const Parameter& parameter) const {
@@ -225,8 +227,10 @@ void BackwardPass::accumulated(Parameter& parameter) {
     const at::Tensor gradient = brought.is_sparse() ? brought.to_dense() : brought;
     const GradSink sink = reducer_->open(parameter);
     const ByteRange range{sink.view.const_data_ptr(), static_cast<std::size_t>(sink.view.nbytes())};
-    device_.announce(device::LaneKind::compute, "grad " + parameter.name, {{range}, {range}});
-    if (sink.mode == GradSink::Mode::overwrite) {
+    const bool add = sink.mode == GradSink::Mode::add;
+    device_.announce(device::LaneKind::compute, "grad " + parameter.name,
+                     {add ? std::vector<ByteRange>{range} : std::vector<ByteRange>{}, {range}});
+    if (!add) {
       sink.view.copy_(gradient);
     } else {
       sink.view.add_(gradient);
@@ -289,6 +293,7 @@ void BackwardPass::finish() {
   }
   residency_.drop_all(Hold::backward);
   residency_.drop_all(Hold::prefetch);
+  device_.rejoin(device::LaneKind::compute, "end of backward");
   active_ = false;
   if (accumulates_ && on_finished_) on_finished_();
 }

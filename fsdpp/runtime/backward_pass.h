@@ -34,6 +34,9 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   /// backward.
   void keep(int unit);
   [[nodiscard]] bool active() const noexcept { return active_; }
+  [[nodiscard]] const std::vector<ParameterGroup*>& groups_of(int unit) const {
+    return units_.at(static_cast<std::size_t>(unit));
+  }
 
   /// The window's last backward (the default), or one whose gradients may stay unreduced.
   void set_last(bool last) noexcept { last_ = last; }

@@ -178,10 +178,11 @@ void Core::broadcast_from_first() {
       device->copy(device::LaneKind::gather, "first " + held->name, memory->peer(0), held->main->data(),
                    bytes);
     device->synchronize();
-    group.barrier();
+    peers->barrier("first weights");
     device->copy(device::LaneKind::gather, "first " + held->name, held->main->data(), memory->peer(0), bytes);
     device->synchronize();
-    group.barrier();
+    peers->barrier("first weights");
+    device->free(device::LaneKind::host, "first " + held->name, {memory->peer(group.rank()), bytes});
   }
 }
 
@@ -241,7 +242,7 @@ void Core::adopt(const Seen& seen) {
 // Every lane of every rank is empty when it returns. Collective.
 void Core::settle() {
   device->synchronize();
-  if (!device->runs_inline()) group.barrier();
+  if (!device->runs_inline()) peers->barrier("settled");
 }
 
 void Core::publish(const std::function<void()>& update) {
@@ -297,6 +298,7 @@ std::shared_ptr<Pass> Core::enter(int index) {
   device->stay_near();
   residency->hold(index, Hold::forward);
   residency->drop_all(index, Hold::prefetch);
+  announce_use(*device, "forward", backward->groups_of(index));
   if (root_pass_) {
     const int next = order_of(*pass).arrive(index);
     if (next >= 0 && !residency->resident(next)) residency->hold(next, Hold::prefetch);

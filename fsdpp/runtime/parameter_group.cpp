@@ -89,6 +89,12 @@ void cast_elements(const float* source, int64_t count, at::ScalarType dtype, std
   at::from_blob(target, {count}, at::TensorOptions(place).dtype(dtype)).copy_(from);
 }
 
+void announce_use(device::Device& device, const char* what, const std::vector<ParameterGroup*>& groups) {
+  for (const ParameterGroup* group : groups) {
+    device.announce(device::LaneKind::compute, text(what, " ", group->name), {{group->weights_range()}, {}});
+  }
+}
+
 void ParameterGroup::attach(std::byte* memory) {
   real.unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(memory, place));
   for (const auto& parameter : parameters)

@@ -56,11 +56,20 @@ struct ParameterGroup {
   [[nodiscard]] int64_t shard_bytes() const noexcept { return layout->shard_numel() * element_bytes(); }
   [[nodiscard]] int64_t slot_bytes() const noexcept { return layout->full_numel() * 4; }  // fp32
 
+  /// The full weights, where they lie at present.
+  [[nodiscard]] ByteRange weights_range() const {
+    return {real.data(), static_cast<std::size_t>(full_bytes())};
+  }
+
   /// Points the parameters at `memory` (full_bytes() bytes of model weights).
   void attach(std::byte* memory);
   /// Takes the parameters' memory away: their accesses throw, views of them fault with a message.
   void detach();
 };
+
+/// Says that the compute lane reads the full weights of `groups`, which are here: said when it begins and
+/// when it ends, since the reads between run inside libtorch.
+void announce_use(device::Device& device, const char* what, const std::vector<ParameterGroup*>& groups);
 
 /// A tensor of `sizes` over `data`, which `owner` keeps alive as long as the tensor's storage lives.
 [[nodiscard]] at::Tensor tensor_over(std::shared_ptr<void> owner, void* data, at::IntArrayRef sizes,

@@ -66,6 +66,15 @@ void Peers::wait_all(device::LaneKind lane, const std::string& what, int channel
   }
 }
 
+void Peers::barrier(const std::string& what) {
+  ++barriers_;
+  device_.signal(device::LaneKind::host, what, Channel::kBarrier, barriers_, [this] { group_.barrier(); });
+  for (int peer = 0; peer < ranks(); ++peer) {
+    if (peer == rank()) continue;
+    device_.wait_signal(device::LaneKind::host, what, peer, Channel::kBarrier, barriers_, nullptr);
+  }
+}
+
 uint64_t* Peers::word(int peer, int index) const {
   return reinterpret_cast<uint64_t*>(words_->peer(peer)) + index;
 }

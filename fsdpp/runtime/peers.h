@@ -13,6 +13,7 @@ namespace fsdpp::runtime {
 
 /// Numbers of the signal channels of one sharded model. Per parameter group six, all counted from 1.
 struct Channel {
+  static constexpr int kBarrier = -2;  // the group's own, named in traces alone
   static constexpr int kReleased = 0;  // "I will not pull the epoch before this one again"
   static constexpr int kScalars = 1;   // "my numbers of the next exchange can be read"
   static constexpr int kPerGroup = 6;
@@ -58,6 +59,10 @@ class Peers {
   /// before, in the lane's order.
   void wait_all(device::LaneKind lane, const std::string& what, int channel, uint32_t sequence);
 
+  /// The group's barrier, of the hosts: what our lanes were given counts only where the host has waited for
+  /// it.
+  void barrier(const std::string& what);
+
   /// True when the host can read, after a wait, what a peer said before its signal: lanes run inline.
   [[nodiscard]] bool tells_contributions() const noexcept { return tells_; }
   /// Says whether our slot of `group` holds values in its reduce number `sequence`: before that ready signal.
@@ -88,7 +93,8 @@ class Peers {
   std::unique_ptr<comm::LaneSignals> board_;
   std::unique_ptr<comm::SignalBoard> votes_;
   std::vector<std::string> groups_;
-  uint32_t needs_ = 0;                         // exchanged so far
+  uint32_t needs_ = 0;  // exchanged so far
+  uint32_t barriers_ = 0;
   std::shared_ptr<comm::PeerMemory> words_;    // of the hosts; per rank: votes, needs, then 2 per group
   std::shared_ptr<comm::PeerMemory> scalars_;  // of the lanes; two per rank, used in turn
   uint32_t scalar_exchanges_ = 0;

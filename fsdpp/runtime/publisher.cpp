@@ -47,8 +47,10 @@ std::vector<uint64_t> Publisher::publish(uint64_t vote, const std::function<void
   device::Device& device = peers_.device();
   const uint32_t next = epoch_ + 1;
   std::vector<uint64_t> votes = peers_.exchange_votes(next, vote);
-  device.wait(LaneKind::gather,
-              device.record(LaneKind::compute));  // the optimizer writes on the compute lane
+  if (!update) {
+    for (const ParameterGroup* group : groups_) announce_update(*group);
+  }
+  device.wait(LaneKind::gather, device.record(LaneKind::compute));
   peers_.signal(LaneKind::gather, "released", Channel::kReleased, next);
   peers_.wait_all(LaneKind::gather, "released", Channel::kReleased, next);
   epoch_ = next;
@@ -64,7 +66,20 @@ std::vector<uint64_t> Publisher::publish(uint64_t vote, const std::function<void
     }
   }
   published_ = device.record(LaneKind::gather);
+  // Without a gather to wait for, the compute lane reads here what the transform wrote.
+  if (strategy_ == Strategy::no_shard) device.wait(LaneKind::compute, published_);
   return votes;
+}
+
+// What no operation names: the optimizer, any optimizer, read gradients and wrote main weights on the compute
+// lane.
+void Publisher::announce_update(const ParameterGroup& group) {
+  device::Access access{{}, {{group.main->data(), group.main->bytes()}}};
+  if (group.gradient.defined()) {
+    access.reads.push_back(
+        {group.gradient.const_data_ptr(), static_cast<std::size_t>(group.gradient.nbytes())});
+  }
+  peers_.device().announce(LaneKind::compute, "update " + group.name, std::move(access));
 }
 
 void Publisher::transform(ParameterGroup& group) {

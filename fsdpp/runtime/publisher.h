@@ -43,6 +43,7 @@ class Publisher {
 
  private:
   void transform(ParameterGroup& group);
+  void announce_update(const ParameterGroup& group);
 
   Peers& peers_;
   std::vector<ParameterGroup*> groups_;

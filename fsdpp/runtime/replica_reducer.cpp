@@ -62,12 +62,13 @@ class ReplicaReducer final : public Reducer {
 void ReplicaReducer::open_slot(int slot) {
   State& opened = state(slot);
   opened.open = true;
+  slots_.move(slot, device::State::open);
   for (const auto& parameter : slots_.group(slot).parameters) {
     parameter->contributed = false;
     at::Tensor& gradient = parameter->shard.mutable_grad();
     if (gradient.defined()) gradient = gradient.detach().clone();
   }
-  peers_.device().acquire(LaneKind::compute, "slot " + slots_.group(slot).name, slots_.range(slot));
+  slots_.begin_life(slot);
 }
 
 // zero_grad since the last contribution: what was accumulated and carried is dropped. With set_to_none the
@@ -150,6 +151,7 @@ void ReplicaReducer::reduce(ParameterGroup& group) {
   for (const auto& parameter : group.parameters) {
     if (!parameter->contributed) put_in_slot(*parameter, slot);
   }
+  slots_.move(slot, device::State::reducing);
   peers_.set_contributed(group.id, sequence, any);
   peers_.device().wait(LaneKind::reduce, peers_.device().record(LaneKind::compute));
   peers_.signal(LaneKind::reduce, "ready " + group.name, Channel::ready(group.id), sequence);
@@ -184,6 +186,7 @@ void ReplicaReducer::finish() {
       parameter->contributed = false;
     }
     current.open = false;
+    slots_.move(use.slot, device::State::closed);
   }
 }
 

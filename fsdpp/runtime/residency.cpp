@@ -54,6 +54,7 @@ void Residency::gather(int unit) {
   Entry& entry = entries_[static_cast<std::size_t>(unit)];
   if (entry.groups.empty()) return;
   ++gathers_;
+  move(unit, device::State::gathering);
   if (entry.memory == nullptr) {
     entry.memory = arena_.acquire(unit);
   } else {  // older weights are in place: their readers on the compute lane come first
@@ -76,14 +77,24 @@ void Residency::await(int unit) {
   if (entry.memory == nullptr || entry.awaited) return;
   peers_.device().wait(LaneKind::compute, entry.gathered);
   entry.awaited = true;
+  move(unit, device::State::resident);
 }
 
 void Residency::release(int unit) {
   Entry& entry = entries_[static_cast<std::size_t>(unit)];
   await(unit);  // a prefetch that nobody used may still be under way
+  announce_use(peers_.device(), "done with", entry.groups);
   for (ParameterGroup* group : entry.groups) group->detach();
   arena_.release(unit);
   entry.memory = nullptr;
+  move(unit, device::State::released);
+}
+
+void Residency::move(int unit, device::State to) {
+  Entry& entry = entries_[static_cast<std::size_t>(unit)];
+  peers_.device().move("unit " + arena_.plan().buffers()[static_cast<std::size_t>(unit)].name, entry.state,
+                       to);
+  entry.state = to;
 }
 
 }  // namespace fsdpp::runtime

@@ -47,11 +47,13 @@ class Residency {
     uint32_t epoch = 0;           // of the weights in it
     device::Event gathered;       // on the gather lane: they are complete
     bool awaited = true;          // the compute lane waits for that
+    device::State state = device::State::released;
   };
 
   void gather(int unit);
   void await(int unit);
   void release(int unit);
+  void move(int unit, device::State to);
 
   Peers& peers_;
   Publisher& publisher_;

@@ -42,6 +42,8 @@ class ShardReducer final : public Reducer {
   // back to the system, page by page.
   void cleared() override {
     if (peers_.device().gpu() < 0) return;
+    // After a backward that raised, a reduce may still be writing what is given back here.
+    peers_.device().wait(LaneKind::compute, peers_.device().record(LaneKind::reduce));
     for (const auto& [group, bytes] : held_) {
       group->gradient.reset();
       ledger_->remove(kPurpose, bytes);
@@ -77,14 +79,11 @@ class ShardReducer final : public Reducer {
     return state(slot).spill.data() != nullptr ? state(slot).spill.data() : slots_.data(slot);
   }
 
-  device::Memory ordinary_memory(int slot) {
-    return peers_.device().allocate(static_cast<std::size_t>(slots_.group(slot).slot_bytes()),
-                                    "gradients beside the plan", ledger_);
-  }
-
   void open_slot(int slot);
   void claim(int slot);
   void spill(int slot);
+  device::Memory ordinary_memory(int slot);
+  void drop_spill(int slot);
   void move_into_slot(int slot);
   [[nodiscard]] bool bytes_in_use(int slot);
   void reduce_whole(ParameterGroup& group, std::span<const buffer::ReduceTarget> outputs);
@@ -114,8 +113,9 @@ bool ShardReducer::bytes_in_use(int slot) {
 
 void ShardReducer::forget() {
   for (int slot = 0; slot < slots_.slots(); ++slot) {
+    if (state(slot).open) slots_.move(slot, device::State::closed);
     state(slot).open = false;
-    state(slot).spill = {};
+    drop_spill(slot);
     for (const auto& parameter : slots_.group(slot).parameters) parameter->contributed = false;
   }
 }
@@ -123,6 +123,7 @@ void ShardReducer::forget() {
 void ShardReducer::open_slot(int slot) {
   State& opened = state(slot);
   opened.open = true;
+  slots_.move(slot, device::State::open);
   opened.opened = static_cast<int>(uses_.size());
   if (bytes_in_use(slot)) {
     ++spills_;
@@ -143,7 +144,23 @@ void ShardReducer::claim(int slot) {
     peers_.wait_all(LaneKind::compute, "pulled " + group.name, Channel::pulled(group.id),
                     state(other).sequence);
   }
-  peers_.device().acquire(LaneKind::compute, "slot " + slots_.group(slot).name, slots_.range(slot));
+  slots_.begin_life(slot);
+}
+
+device::Memory ShardReducer::ordinary_memory(int slot) {
+  const ParameterGroup& group = slots_.group(slot);
+  device::Memory memory = peers_.device().allocate(static_cast<std::size_t>(group.slot_bytes()),
+                                                   "gradients beside the plan", ledger_);
+  peers_.device().acquire(LaneKind::compute, "spilled " + group.name, {memory.data(), memory.bytes()});
+  return memory;
+}
+
+void ShardReducer::drop_spill(int slot) {
+  device::Memory& memory = state(slot).spill;
+  if (memory.data() == nullptr) return;
+  peers_.device().wait(LaneKind::host, peers_.device().record(LaneKind::compute));
+  peers_.device().free(LaneKind::host, "spilled " + slots_.group(slot).name, {memory.data(), memory.bytes()});
+  memory = {};
 }
 
 // Moves what `slot` holds to ordinary memory.
@@ -165,7 +182,7 @@ void ShardReducer::move_into_slot(int slot) {
   State& moved = state(slot);
   peers_.device().copy(LaneKind::compute, "unspill " + slots_.group(slot).name, slots_.data(slot),
                        moved.spill.data(), moved.spill.bytes());
-  moved.spill = {};
+  drop_spill(slot);
 }
 
 void ShardReducer::reduce(ParameterGroup& group) {
@@ -189,6 +206,7 @@ void ShardReducer::reduce_whole(ParameterGroup& group, std::span<const buffer::R
     if (current.spill.data() != nullptr)
       move_into_slot(slot);  // waits for pulls of the reduce before this one
   }
+  slots_.move(slot, device::State::reducing);
   const uint32_t sequence = ++current.sequence;
   peers_.set_contributed(group.id, sequence, contributes);
   peers_.device().wait(LaneKind::reduce, peers_.device().record(LaneKind::compute));
@@ -201,6 +219,7 @@ void ShardReducer::reduce_whole(ParameterGroup& group, std::span<const buffer::R
   current.pulls_awaited = false;
   uses_.push_back({slot, contributes ? current.opened : static_cast<int>(uses_.size())});
   current.open = false;
+  slots_.move(slot, device::State::closed);
 }
 
 // Fresh memory for the gradient shard, unless nobody but us and the shards' gradients holds the old one.

@@ -14,6 +14,8 @@
 namespace fsdpp::runtime {
 namespace {
 
+using device::LaneKind;
+
 // Whole tensors cut out of a group's full buffer.
 void cut(const ParameterGroup& group, const at::Tensor& flat, std::vector<at::Tensor>& whole,
          const std::vector<std::shared_ptr<Parameter>>& parameters) {
@@ -24,6 +26,15 @@ void cut(const ParameterGroup& group, const at::Tensor& flat, std::vector<at::Te
     whole[i] =
         flat.narrow(0, offset, group.layout->parameter_numel(parameter.index)).view(parameter.sizes).clone();
   }
+}
+
+void announce_read(device::Device& device, const ParameterGroup& group) {
+  device::Access access;
+  for (const auto& parameter : group.parameters) {
+    const at::Tensor& gradient = parameter->shard.grad();
+    if (gradient.defined()) access.reads.push_back({gradient.const_data_ptr(), gradient.nbytes()});
+  }
+  device.announce(LaneKind::host, "gradients of " + group.name, std::move(access));
 }
 
 // This rank's gradients of `group` at their places in a shard, and behind it, per parameter, whether it has
@@ -157,7 +168,10 @@ std::vector<at::Tensor> ShardedModel::full_weights() {
                   static_cast<std::size_t>(group->full_bytes()));
     }
     device.wait(device::LaneKind::compute, device.record(device::LaneKind::gather));
+    const ByteRange range{bytes, flat.nbytes()};
+    device.announce(LaneKind::compute, "read " + group->name, {{range}, {}});
     cut(*group, flat, whole, core_->parameters);
+    device.free(LaneKind::compute, "read " + group->name, range);
   }
   return whole;
 }
@@ -167,6 +181,7 @@ std::vector<at::Tensor> ShardedModel::full_gradients() {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> whole(core_->parameters.size());
   const bool replicated = core_->options.strategy == Strategy::no_shard;
+  core_->device->wait(LaneKind::host, core_->device->record(LaneKind::compute));
   for (const ParameterGroup* group : core_->groups) {
     if (!group->trainable) continue;
     const int64_t count = group->layout->shard_numel();
@@ -174,6 +189,7 @@ std::vector<at::Tensor> ShardedModel::full_gradients() {
     const auto memory = core_->group.allocate((static_cast<std::size_t>(count) + parameters) * sizeof(float),
                                               "gradients to read");
     const int rank = core_->group.rank();
+    announce_read(*core_->device, *group);
     fill_gradient_shard(*group, rank, replicated, reinterpret_cast<float*>(memory->peer(rank)));
     core_->group.barrier();
     at::Tensor flat = at::empty({group->layout->full_numel()}, at::kFloat);  // on the host

@@ -9,6 +9,7 @@
 namespace fsdpp::runtime {
 namespace {
 
+using device::LaneKind;
 constexpr const char* kPurpose = "gradient slots";
 
 }  // namespace
@@ -16,6 +17,8 @@ constexpr const char* kPurpose = "gradient slots";
 SlotMemory::SlotMemory(Peers& peers, std::vector<ParameterGroup*> groups, layout::ArenaPlan plan,
                        std::shared_ptr<device::Ledger> ledger)
     : peers_(peers), groups_(std::move(groups)), plan_(std::move(plan)), ledger_(std::move(ledger)) {
+  alive_.resize(groups_.size());
+  states_.resize(groups_.size(), device::State::closed);
   allocate();
 }
 
@@ -30,7 +33,8 @@ void SlotMemory::replan(layout::ArenaPlan plan) {
   plan_ = std::move(plan);
   if (plan_.bytes() > allocated_) {
     if (memory_) {
-      device::unpoison(memory_->peer(peers_.rank()), memory_->bytes());
+      peers_.device().wait(LaneKind::host, peers_.device().record(LaneKind::gather));  // see retire_all
+      peers_.device().free(LaneKind::host, kPurpose, {memory_->peer(peers_.rank()), memory_->bytes()});
       memory_.reset();
       ledger_->remove(kPurpose, allocated_);
     }
@@ -46,7 +50,27 @@ void SlotMemory::allocate() {
   retire_all();
 }
 
+void SlotMemory::end_life(LaneKind lane, int slot) {
+  const auto index = static_cast<std::size_t>(slot);
+  if (alive_[index]) peers_.device().release(lane, "slot " + group(slot).name, range(slot));
+  alive_[index] = false;
+}
+
+void SlotMemory::begin_life(int slot) {
+  for (int other = 0; other < slots(); ++other) {
+    if (other == slot || plan_.share_bytes(slot, other)) end_life(LaneKind::compute, other);
+  }
+  peers_.device().acquire(LaneKind::compute, "slot " + group(slot).name, range(slot));
+  alive_[static_cast<std::size_t>(slot)] = true;
+}
+
+void SlotMemory::move(int slot, device::State to) {
+  device::State& state = states_[static_cast<std::size_t>(slot)];
+  peers_.device().move("slot " + group(slot).name, std::exchange(state, to), to);
+}
+
 void SlotMemory::retire_all() {
+  for (int slot = 0; slot < slots(); ++slot) end_life(LaneKind::gather, slot);
   if (memory_) device::poison(memory_->peer(peers_.rank()), memory_->bytes());
 }
 

@@ -26,7 +26,12 @@ class SlotMemory {
   /// rank.
   void replan(layout::ArenaPlan plan);
 
-  /// No slot holds values any more, here or for a peer: until one is opened again, ASan reports its use.
+  /// The compute lane may write `slot` from here on: lives of slots on its bytes end, its own begins.
+  void begin_life(int slot);
+  /// Says where `slot` stands from now on.
+  void move(int slot, device::State to);
+  /// No slot holds values any more, here or for a peer, after what the gather lane has been given: until a
+  /// life begins, its use is reported.
   void retire_all();
 
   [[nodiscard]] int slots() const noexcept { return static_cast<int>(groups_.size()); }
@@ -44,13 +49,16 @@ class SlotMemory {
 
  private:
   void allocate();
+  void end_life(device::LaneKind lane, int slot);
 
   Peers& peers_;
   std::vector<ParameterGroup*> groups_;
   layout::ArenaPlan plan_;
   std::shared_ptr<device::Ledger> ledger_;
   std::shared_ptr<comm::PeerMemory> memory_;
-  int64_t allocated_ = 0;  // bytes
+  int64_t allocated_ = 0;    // bytes
+  std::vector<bool> alive_;  // per slot
+  std::vector<device::State> states_;
 };
 
 /// fp32 view of `parameter`'s range in a full gradient that begins at `base`, which `owner` keeps alive.

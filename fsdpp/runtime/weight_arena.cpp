@@ -26,6 +26,7 @@ void WeightArena::replan(layout::ArenaPlan plan) {
   device_.synchronize();  // the places' last readers may still run
   plan_ = std::move(plan);
   if (static_cast<int64_t>(arena_.bytes()) != plan_.bytes()) {
+    device_.free(LaneKind::host, kPurpose, {arena_.data(), arena_.bytes()});
     arena_ = {};  // first, so that the two are never held together
     arena_ = device_.allocate(static_cast<std::size_t>(plan_.bytes()), kPurpose, ledger_);
   }
@@ -36,6 +37,10 @@ void WeightArena::replan(layout::ArenaPlan plan) {
 
 std::size_t WeightArena::bytes_of(int unit) const {
   return static_cast<std::size_t>(plan_.buffers()[static_cast<std::size_t>(unit)].bytes - device::kRedZone);
+}
+
+std::string WeightArena::name_of(int unit) const {
+  return "weights of " + plan_.buffers()[static_cast<std::size_t>(unit)].name;
 }
 
 std::byte* WeightArena::acquire(int unit) {
@@ -53,12 +58,12 @@ std::byte* WeightArena::acquire(int unit) {
   if (taken) {
     ++overflows_;
     place.overflow = device_.allocate(bytes, "full weights beside the plan", ledger_);
+    device_.acquire(LaneKind::gather, name_of(unit), {place.overflow.data(), bytes});
     return place.overflow.data();
   }
   device_.wait(LaneKind::gather, place.last_use);
   std::byte* memory = arena_.data() + plan_.offset(unit);
-  device_.acquire(LaneKind::gather, "weights of " + plan_.buffers()[static_cast<std::size_t>(unit)].name,
-                  {memory, bytes});
+  device_.acquire(LaneKind::gather, name_of(unit), {memory, bytes});
   return memory;
 }
 
@@ -67,12 +72,15 @@ void WeightArena::release(int unit) {
   FSDPP_INVARIANT(place.held, "unit ", unit, " holds no memory");
   place.held = false;
   if (place.overflow.data() != nullptr) {
+    const ByteRange range{place.overflow.data(), place.overflow.bytes()};
+    device_.release(LaneKind::compute, name_of(unit), range);
+    device_.wait(LaneKind::host, device_.record(LaneKind::compute));
+    device_.free(LaneKind::host, name_of(unit), range);
     place.overflow = {};
     return;
   }
   const std::size_t bytes = bytes_of(unit);
-  device_.release(LaneKind::compute, "weights of " + plan_.buffers()[static_cast<std::size_t>(unit)].name,
-                  {arena_.data() + plan_.offset(unit), bytes});
+  device_.release(LaneKind::compute, name_of(unit), {arena_.data() + plan_.offset(unit), bytes});
   place.last_use = device_.record(LaneKind::compute);
 }
 

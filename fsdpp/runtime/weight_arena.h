@@ -37,6 +37,7 @@ class WeightArena {
   };
 
   [[nodiscard]] std::size_t bytes_of(int unit) const;
+  [[nodiscard]] std::string name_of(int unit) const;
 
   device::Device& device_;
   layout::ArenaPlan plan_;

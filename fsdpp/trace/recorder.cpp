@@ -21,10 +21,15 @@ std::vector<std::string> Recorder::names(const std::function<bool(const device::
   return result;
 }
 
+std::string label(const device::Operation& operation) {
+  std::string line = text(device::to_string(operation.lane), " #", operation.position, " ",
+                          device::to_string(operation.kind));
+  return operation.name.empty() ? line : line + " " + operation.name;
+}
+
 std::string describe(const device::Operation& operation) {
   using device::OperationKind;
-  std::string line = text(device::to_string(operation.lane), " #", operation.position, " ",
-                          device::to_string(operation.kind), " ", operation.name);
+  std::string line = label(operation);
   if (operation.kind == OperationKind::wait_signal) line += text(" (rank ", operation.peer, ", channel ");
   if (operation.kind == OperationKind::signal) line += " (channel ";
   if (operation.kind == OperationKind::signal || operation.kind == OperationKind::wait_signal) {

@@ -27,6 +27,8 @@ class Recorder final : public device::Observer {
   std::vector<device::Operation> operations_;
 };
 
+/// Its place, kind and name: "reduce #12 wait_signal reduce layers.0".
+[[nodiscard]] std::string label(const device::Operation& operation);
 /// One line for people: "reduce #12 wait_signal reduce layers.0 (rank 2, channel 7, sequence 3)".
 [[nodiscard]] std::string describe(const device::Operation& operation);
 

@@ -19,11 +19,14 @@
 #include "fsdpp/optim/adamw.h"
 #include "fsdpp/runtime/call.h"
 #include "fsdpp/runtime/fully_shard.h"
+#include "tests/support/hazard_watch.h"
 
 namespace fsdpp {
 namespace {
 
 using runtime::Strategy;
+using test::run_watched_ranks;
+using test::watched_shard;
 
 constexpr int kSteps = 10;
 constexpr double kBeta1 = 0.9;
@@ -106,12 +109,12 @@ INSTANTIATE_TEST_SUITE_P(Ranks, AdamWReference,
 
 TEST_P(AdamWReference, TenStepsFollowTheDocumentedUpdate) {
   const auto [ranks, strategy] = GetParam();
-  comm::run_thread_ranks(ranks, [&, strategy = strategy, ranks = ranks](comm::PeerGroup& group) {
+  run_watched_ranks(ranks, [&, strategy = strategy, ranks = ranks](comm::PeerGroup& group) {
     const auto module = std::make_shared<Weights>();
     std::vector<Reference> reference;
     for (const auto& weight : module->parameters()) reference.emplace_back(weight.detach());
-    const auto model =
-        fully_shard(group, module, std::vector<std::shared_ptr<torch::nn::Module>>{}, {.strategy = strategy});
+    const auto model = watched_shard(group, module, std::vector<std::shared_ptr<torch::nn::Module>>{},
+                                     {.strategy = strategy});
     optim::AdamW optimizer(*model, {.beta1 = kBeta1, .beta2 = kBeta2, .eps = kEps, .weight_decay = kDecay});
     int64_t empty = 0;
     for (const auto& shard : model->shards()) empty += shard.numel() == 0 ? 1 : 0;

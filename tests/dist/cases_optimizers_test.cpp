@@ -10,6 +10,7 @@
 
 #include "fsdpp/optim/adamw.h"
 #include "fsdpp/optim/clip.h"
+#include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
 namespace fsdpp::test {
@@ -20,7 +21,7 @@ constexpr int64_t kDim = 8;
 class CasesOfOptimizers : public OnRanks {
  public:
   static std::shared_ptr<ShardedModel> shard(comm::PeerGroup& group, const std::shared_ptr<SmallNet>& net) {
-    return fully_shard(group, net, net->units(), options());
+    return watched_shard(group, net, net->units(), options());
   }
 };
 INSTANTIATE_TEST_SUITE_P(Strategies, CasesOfOptimizers, all_ranks(), parameters_name);
@@ -33,7 +34,7 @@ TEST_P(CasesOfOptimizers, Case34TheGlobalNormIsTheSameOnEveryRankAndClipsWhatThe
   for (const double type : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
     std::mutex mutex;
     std::vector<double> norms;
-    comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+    run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
       const auto net = std::make_shared<SmallNet>(3, kDim, Layers::fused);
       const auto model = shard(group, net);
       SmallNet oracle(3, kDim, Layers::oracle);
@@ -64,7 +65,7 @@ TEST_P(CasesOfOptimizers, Case34TheGlobalNormIsTheSameOnEveryRankAndClipsWhatThe
 TEST_P(CasesOfOptimizers, Case34AGradientThatIsNotFiniteOnOneRankIsSoForAll) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     for (const double type : {1.0, 2.0, std::numeric_limits<double>::infinity()}) {
-      comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+      run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
         const auto net = std::make_shared<SmallNet>(3, kDim, Layers::fused);
         const auto model = shard(group, net);
         backward(*net, group.rank());
@@ -80,7 +81,7 @@ TEST_P(CasesOfOptimizers, Case34AGradientThatIsNotFiniteOnOneRankIsSoForAll) {
         EXPECT_EQ(std::isnan(norm), std::isnan(bad)) << norm;
         EXPECT_FALSE(std::isfinite(norm)) << norm;
       });
-      comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+      run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
         const auto net = std::make_shared<SmallNet>(3, kDim, Layers::fused);
         const auto model = shard(group, net);
         const float factor = group.rank() == ranks() - 1 ? bad : 1.0F;  // in one rank's loss
@@ -92,7 +93,7 @@ TEST_P(CasesOfOptimizers, Case34AGradientThatIsNotFiniteOnOneRankIsSoForAll) {
 }
 
 TEST_P(CasesOfOptimizers, Case35AdamWEqualsTorchsOverTenSteps) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(3, kDim, Layers::fused);
     const auto model = shard(group, net);
     optim::AdamW ours(*model, {.weight_decay = 0.1});

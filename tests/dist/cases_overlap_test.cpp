@@ -1,6 +1,7 @@
 // Overlap, proven by the order of operations and by what the compute lane was told to wait for.
 #include "fsdpp/trace/recorder.h"
 #include "tests/support/gate_device.h"
+#include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
 namespace fsdpp::test {
@@ -42,9 +43,9 @@ class Schedule {
 
 TEST(CasesOfOrder, Case44PrefetchAndReduceOverlapCompute) {
   for (const int ranks : {2, 4}) {
-    comm::run_thread_ranks(ranks, [&](comm::PeerGroup& group) {
+    run_watched_ranks(ranks, [&](comm::PeerGroup& group) {
       const auto net = std::make_shared<SmallNet>(5, kDim, Layers::fused);
-      const auto model = fully_shard(group, net, net->units(), sharded_sum());
+      const auto model = watched_shard(group, net, net->units(), sharded_sum());
       for (std::size_t i = 0; i < net->blocks.size(); ++i) {
         net->blocks[i]->on_forward = [&device = model->device(), i] {
           device.announce(LaneKind::compute, text("compute block", i), {});

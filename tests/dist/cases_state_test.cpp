@@ -9,6 +9,7 @@
 #include "fsdpp/optim/adamw.h"
 #include "fsdpp/optim/clip.h"
 #include "tests/support/gate_device.h"
+#include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
 namespace fsdpp::test {
@@ -22,7 +23,7 @@ constexpr int64_t kDim = 8;
 class CasesOfState : public OnRanks {
  public:
   static std::shared_ptr<ShardedModel> shard(comm::PeerGroup& group, const std::shared_ptr<SmallNet>& net) {
-    return fully_shard(group, net, net->units(), options());
+    return watched_shard(group, net, net->units(), options());
   }
 };
 INSTANTIATE_TEST_SUITE_P(Strategies, CasesOfState, all_ranks(), parameters_name);
@@ -57,10 +58,10 @@ TEST_P(CasesOfState, Case23AwkwardShapes) {
   for (const auto& shape : all) models.push_back({shape});
   models.push_back({{0, 4}, {0}});
   for (const auto& shapes : models) {
-    comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+    run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
       const auto module = std::make_shared<Shapes>(shapes);
       const auto model =
-          fully_shard(group, module, std::vector<std::shared_ptr<torch::nn::Module>>{}, options());
+          watched_shard(group, module, std::vector<std::shared_ptr<torch::nn::Module>>{}, options());
       Shapes oracle(shapes);
       expect_weights(*model, oracle);
       for (int step = 0; step < 2; ++step) {
@@ -81,14 +82,14 @@ TEST_P(CasesOfState, Case23AwkwardShapes) {
 // Every byte that the runtime takes and has not written is NaN: slots, full weights, and with them all
 // padding.
 TEST_P(CasesOfState, Case27PaddingAndStaleBytesAreNaNAndReachNothing) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     auto lanes = std::make_unique<GateDevice>();
     lanes->after = [](const Operation& operation) {
       if (operation.kind != OperationKind::acquire) return;
       std::memset(const_cast<void*>(operation.writes[0].begin), 0xFF, operation.writes[0].size);
     };
     const auto net = std::make_shared<SmallNet>(3, 9, Layers::fused);
-    const auto model = fully_shard(group, net, net->units(), options(), std::move(lanes));
+    const auto model = watched_shard(group, net, net->units(), options(), std::move(lanes));
     optim::AdamW optimizer(*model, {});
     SmallNet oracle(3, 9, Layers::oracle);
     for (int step = 0; step < 3; ++step) {
@@ -109,7 +110,7 @@ TEST_P(CasesOfState, Case27PaddingAndStaleBytesAreNaNAndReachNothing) {
 }
 
 TEST_P(CasesOfState, Case30AForwardThatStopsOrRaisesThenANormalStep) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(4, kDim, Layers::fused);
     const auto model = shard(group, net);
     SmallNet oracle(4, kDim, Layers::oracle);
@@ -134,7 +135,7 @@ TEST_P(CasesOfState, Case30AForwardThatStopsOrRaisesThenANormalStep) {
 }
 
 TEST_P(CasesOfState, Case31AnotherMethodAsEntryPoint) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
     const auto model = shard(group, net);
     SmallNet oracle(2, kDim, Layers::oracle);
@@ -153,7 +154,7 @@ TEST_P(CasesOfState, Case31AnotherMethodAsEntryPoint) {
 }
 
 TEST_P(CasesOfState, Case33AMovingAverageOfShardsIsTheAverageOfTheFullWeights) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
     const auto model = shard(group, net);
     SmallNet oracle(2, kDim, Layers::oracle);
@@ -186,7 +187,7 @@ TEST_P(CasesOfState, Case33AMovingAverageOfShardsIsTheAverageOfTheFullWeights) {
 
 TEST_P(CasesOfState, Case36TheForwardAfterAStepOrALoadSeesTheNewWeights) {
   for (const bool promised : {false, true}) {
-    comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+    run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
       const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
       const auto model = shard(group, net);
       if (promised) model->promise_to_tell();
@@ -244,7 +245,7 @@ void freeze_base(SmallNet& net) {
 TEST_P(CasesOfState, Case38AdaptersOfAFrozenBaseGetGradientsAlsoUnderRecompute) {
   for (const bool recompute : {false, true}) {
     for (const Layers layers : {Layers::fused, Layers::unfused}) {
-      comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+      run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
         const auto net = std::make_shared<SmallNet>(3, kDim, layers);
         freeze_base(*net);
         const auto model = shard(group, net);

@@ -4,6 +4,7 @@
 
 #include "fsdpp/trace/recorder.h"
 #include "tests/support/gate_device.h"
+#include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
 namespace fsdpp::test {
@@ -17,7 +18,7 @@ constexpr int64_t kDim = 8;
 class Cases : public OnRanks {
  public:
   static std::shared_ptr<ShardedModel> shard(comm::PeerGroup& group, const std::shared_ptr<SmallNet>& net) {
-    return fully_shard(group, net, net->units(), options());
+    return watched_shard(group, net, net->units(), options());
   }
 };
 INSTANTIATE_TEST_SUITE_P(Strategies, Cases, all_ranks(), parameters_name);
@@ -53,7 +54,7 @@ class Notes {
 
 TEST_P(Cases, Case06RanksUseDifferentParametersOfOneUnit) {
   Notes notes;
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(3, kDim, Layers::fused);
     const auto model = shard(group, net);
     SmallNet oracle(3, kDim, Layers::oracle);
@@ -81,7 +82,7 @@ TEST_P(Cases, Case06RanksUseDifferentParametersOfOneUnit) {
 
 TEST_P(Cases, Case07BackwardTwiceThroughARetainedGraphIsTwiceTheGradient) {
   for (const Layers layers : {Layers::fused, Layers::unfused}) {
-    comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+    run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
       const auto net = std::make_shared<SmallNet>(3, kDim, layers);
       const auto model = shard(group, net);
       SmallNet oracle(3, kDim, Layers::oracle);
@@ -99,7 +100,7 @@ TEST_P(Cases, Case07BackwardTwiceThroughARetainedGraphIsTwiceTheGradient) {
 // A schedule of the user's own: the second half's backward, then the first half's with the gradient it gave.
 TEST_P(Cases, Case08BackwardThroughHalfOfTheModel) {
   Notes notes;
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(4, kDim, Layers::fused);
     const auto model = shard(group, net);
     SmallNet oracle(4, kDim, Layers::oracle);
@@ -128,7 +129,7 @@ TEST_P(Cases, Case08BackwardThroughHalfOfTheModel) {
 }
 
 TEST_P(Cases, Case14AUnitOfFusedWeightsAloneIsReducedOncePerSynchronisation) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused, 7, /*biased=*/false);
     const auto model = shard(group, net);
     trace::Recorder recorder;
@@ -174,7 +175,7 @@ TEST_P(Cases, Case15OneWeightInTwoLayers) {
                                      {Layers::fused, Layers::unfused},
                                      {Layers::unfused, Layers::fused}}) {
       SCOPED_TRACE(text("tied in way ", way));
-      comm::run_thread_ranks(ranks(), [&, one = one, other = other](comm::PeerGroup& group) {
+      run_watched_ranks(ranks(), [&, one = one, other = other](comm::PeerGroup& group) {
         const auto net = std::make_shared<SmallNet>(3, kDim, one);
         tie(*net, way, one, other);
         const auto model = shard(group, net);
@@ -204,7 +205,7 @@ TEST_P(Cases, Case15OneWeightInTwoLayers) {
 }
 
 TEST_P(Cases, Case16AFusedLayerThatDidNotRunHasZeroGradient) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
     const auto model = shard(group, net);
     backward(*net, group.rank());
@@ -224,7 +225,7 @@ TEST_P(Cases, Case16AFusedLayerThatDidNotRunHasZeroGradient) {
 
 // At the time of the reduce, the values that a layer's backward promised stand at the address it was given.
 TEST_P(Cases, Case20TheAddressALayerWritesLiesInTheReducesInput) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     auto lanes = std::make_unique<GateDevice>();
     std::map<std::string, ByteRange> slots;
     std::map<std::string, std::pair<std::string, ByteRange>> written;  // parameter: unit's slot, bytes
@@ -255,7 +256,7 @@ TEST_P(Cases, Case20TheAddressALayerWritesLiesInTheReducesInput) {
       }
     };
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
-    const auto model = fully_shard(group, net, net->units(), options(), std::move(lanes));
+    const auto model = watched_shard(group, net, net->units(), options(), std::move(lanes));
     backward(*net, group.rank());
     EXPECT_EQ(checked, own.size()) << "each weight and bias was written into its unit's reduce input";
   });
@@ -263,7 +264,7 @@ TEST_P(Cases, Case20TheAddressALayerWritesLiesInTheReducesInput) {
 
 TEST_P(Cases, Case41EveryRankIssuesTheSameCollectivesInTheSameOrder) {
   Notes notes;
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(5, kDim, Layers::fused);
     const auto model = shard(group, net);
     trace::Recorder recorder;
@@ -285,7 +286,7 @@ TEST_P(Cases, Case41EveryRankIssuesTheSameCollectivesInTheSameOrder) {
 }
 
 TEST_P(Cases, Case42DataDependentBranchesBetweenSteps) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(5, kDim, Layers::fused);
     const auto model = shard(group, net);
     SmallNet oracle(5, kDim, Layers::oracle);

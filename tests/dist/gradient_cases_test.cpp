@@ -20,6 +20,7 @@
 #include "fsdpp/nn/linear.h"
 #include "fsdpp/runtime/call.h"
 #include "fsdpp/runtime/fully_shard.h"
+#include "tests/support/hazard_watch.h"
 
 namespace fsdpp {
 namespace {
@@ -27,6 +28,8 @@ namespace {
 using runtime::Combine;
 using runtime::ShardedModel;
 using runtime::Strategy;
+using test::run_watched_ranks;
+using test::watched_shard;
 
 // A table, a layer of ours with a bias and a layer of the user's own; `weigh` is the gradient of each of
 // their elements.
@@ -77,8 +80,8 @@ class GradientCases : public testing::TestWithParam<Case> {
   [[nodiscard]] static Model make(comm::PeerGroup& group, at::ScalarType dtype, Combine combine) {
     const auto [strategy, fused] = GetParam();
     Model model{std::make_shared<Small>(dtype), nullptr};
-    model.sharded = fully_shard(group, model.small, std::vector<std::shared_ptr<torch::nn::Module>>{},
-                                {.strategy = strategy, .combine = combine, .fused = fused});
+    model.sharded = watched_shard(group, model.small, std::vector<std::shared_ptr<torch::nn::Module>>{},
+                                  {.strategy = strategy, .combine = combine, .fused = fused});
     return model;
   }
 
@@ -104,7 +107,7 @@ INSTANTIATE_TEST_SUITE_P(Small, GradientCases,
 
 TEST_P(GradientCases, Bf16MicrobatchesAddInFp32) {  // 256 + 1 is 256 in bf16
   for (const int ranks : {1, 2, 3}) {
-    comm::run_thread_ranks(ranks, [&](comm::PeerGroup& group) {
+    run_watched_ranks(ranks, [&](comm::PeerGroup& group) {
       const Model model = make(group, at::kBFloat16, ranks == 3 ? Combine::sum : Combine::mean);
       const double share = ranks == 3 ? 3 : 1;
       for (const bool set_to_none : {true, false}) {
@@ -130,7 +133,7 @@ TEST_P(GradientCases, Bf16MicrobatchesAddInFp32) {  // 256 + 1 is 256 in bf16
 TEST_P(GradientCases, SmallAndLargeOfTwoRanksSurviveTheReduce) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const Combine combine : {Combine::sum, Combine::mean}) {
-      comm::run_thread_ranks(2, [&](comm::PeerGroup& group) {
+      run_watched_ranks(2, [&](comm::PeerGroup& group) {
         const Model model = make(group, dtype, combine);
         model.backward(group.rank() == 0 ? 1 : std::ldexp(1.0, -9));
         expect_all(model, (1 + std::ldexp(1.0, -9)) * (combine == Combine::mean ? 0.5 : 1), "of two ranks");
@@ -141,7 +144,7 @@ TEST_P(GradientCases, SmallAndLargeOfTwoRanksSurviveTheReduce) {
 
 TEST_P(GradientCases, OneRankAddsNeitherCopiesNorRescales) {
   for (const Combine combine : {Combine::sum, Combine::mean}) {
-    comm::run_thread_ranks(1, [&](comm::PeerGroup& group) {
+    run_watched_ranks(1, [&](comm::PeerGroup& group) {
       const Model model = make(group, at::kFloat, combine);
       for (int i = 1; i <= 4; ++i) {
         model.backward(3);
@@ -156,7 +159,7 @@ TEST_P(GradientCases, OneRankAddsNeitherCopiesNorRescales) {
 }
 
 TEST_P(GradientCases, SeveralRanksAddToWhatIsThere) {
-  comm::run_thread_ranks(4, [&](comm::PeerGroup& group) {
+  run_watched_ranks(4, [&](comm::PeerGroup& group) {
     const Model model = make(group, at::kFloat, Combine::mean);
     const double mean = 1.5;  // of the ranks' numbers
     for (int i = 1; i <= 3; ++i) {
@@ -167,7 +170,7 @@ TEST_P(GradientCases, SeveralRanksAddToWhatIsThere) {
 }
 
 TEST_P(GradientCases, RetainedGraphGivesTwice) {
-  comm::run_thread_ranks(2, [&](comm::PeerGroup& group) {
+  run_watched_ranks(2, [&](comm::PeerGroup& group) {
     const Model model = make(group, at::kFloat, Combine::sum);
     const at::Tensor loss = call(*model.small, 1.0 + group.rank());
     loss.backward({}, /*retain_graph=*/true);
@@ -179,7 +182,7 @@ TEST_P(GradientCases, RetainedGraphGivesTwice) {
 
 // The gradient of an earlier window is in place when the next window opens, and stays in the sum.
 TEST_P(GradientCases, WindowAddsToTheWindowBefore) {
-  comm::run_thread_ranks(2, [&](comm::PeerGroup& group) {
+  run_watched_ranks(2, [&](comm::PeerGroup& group) {
     const Model model = make(group, at::kFloat, Combine::sum);
     model.backward(1);
     {
@@ -208,7 +211,7 @@ TEST_P(GradientCases, ZeroGradInsideAWindowDropsEverything) {
   };
   for (const bool set_to_none : {true, false}) {
     for (const bool foreign : {true, false}) {
-      comm::run_thread_ranks(2, [&](comm::PeerGroup& group) {
+      run_watched_ranks(2, [&](comm::PeerGroup& group) {
         const Model model = make(group, at::kFloat, Combine::sum);
         model.backward(1);
         {
@@ -232,7 +235,7 @@ TEST_P(GradientCases, ZeroGradInsideAWindowDropsEverything) {
 
 // A gradient that one rank lacks is no gradient of the whole, and every rank says so.
 TEST_P(GradientCases, FullGradientsAreUndefinedWhereOneRankHasNone) {
-  comm::run_thread_ranks(3, [&](comm::PeerGroup& group) {
+  run_watched_ranks(3, [&](comm::PeerGroup& group) {
     const Model model = make(group, at::kFloat, Combine::sum);
     for (const at::Tensor& gradient : model.sharded->full_gradients()) EXPECT_FALSE(gradient.defined());
     model.backward(1);

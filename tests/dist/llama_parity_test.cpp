@@ -22,11 +22,14 @@
 #include "fsdpp/optim/schedule.h"
 #include "fsdpp/runtime/call.h"
 #include "fsdpp/runtime/fully_shard.h"
+#include "tests/support/hazard_watch.h"
 
 namespace fsdpp {
 namespace {
 
 using runtime::Strategy;
+using test::run_watched_ranks;
+using test::watched_shard;
 
 constexpr int kSteps = 20;
 constexpr int64_t kGlobalBatch = 8;
@@ -54,9 +57,9 @@ struct Curve {
 
 Curve train(int ranks, Strategy strategy, bool tied) {
   Curve curve;
-  comm::run_thread_ranks(ranks, [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks, [&](comm::PeerGroup& group) {
     const auto llama = std::make_shared<nn::Llama>(config_of(tied), /*seed=*/7);
-    const auto model = fully_shard(group, llama, llama->units(), {.strategy = strategy});
+    const auto model = watched_shard(group, llama, llama->units(), {.strategy = strategy});
     optim::AdamW optimizer(*model, {.beta1 = 0.9, .beta2 = 0.95, .weight_decay = 0.1});
     const int64_t rows = kGlobalBatch / ranks;
     for (int step = 0; step < kSteps; ++step) {

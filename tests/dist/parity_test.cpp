@@ -16,6 +16,7 @@
 #include "fsdpp/comm/connect.h"
 #include "fsdpp/runtime/call.h"
 #include "fsdpp/runtime/fully_shard.h"
+#include "tests/support/hazard_watch.h"
 #include "tests/support/integer_model.h"
 #include "tests/support/sharded_integer_model.h"
 
@@ -28,6 +29,8 @@ using test::Descent;
 using test::IntegerModel;
 using test::IntegerNet;
 using test::OracleStep;
+using test::run_watched_ranks;
+using test::watched_shard;
 
 constexpr int kSteps = 4;  // the third step is the first one planned from a step that was
 constexpr double kRate = 1.0 / 16;
@@ -92,8 +95,8 @@ class Rank {
                                    .combine = group.ranks() == 3 ? Combine::sum : Combine::mean,
                                    .row_exchange_bytes = c_.rows ? 0 : -1,
                                    .fused = c_.fused};
-    sharded_ = c_.rows ? fully_shard(group, net_, net_->units_with_rows(), options)
-                       : fully_shard(group, net_, net_->units(), options);
+    sharded_ = c_.rows ? watched_shard(group, net_, net_->units_with_rows(), options)
+                       : watched_shard(group, net_, net_->units(), options);
     const test::NamedTensors names = test::integer_weights(model_);
     const auto parameters = sharded_->parameters();
     EXPECT_EQ(parameters.size(), names.size());
@@ -257,7 +260,7 @@ TEST_P(Parity, TrainsWithTheBitsOfOneProcess) {
                                                      .divisor = c.ranks == 3 ? 1 : c.ranks,
                                                      .rate = kRate});
   ASSERT_FALSE(HasFailure()) << "the oracle is not exact: nothing to compare with";
-  comm::run_thread_ranks(c.ranks, [&](comm::PeerGroup& group) { Rank(group, c, oracle).train(); });
+  run_watched_ranks(c.ranks, [&](comm::PeerGroup& group) { Rank(group, c, oracle).train(); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Integers, Parity,

@@ -7,6 +7,7 @@
 
 #include "fsdpp/nn/linear.h"
 #include "fsdpp/trace/recorder.h"
+#include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
 namespace fsdpp::test {
@@ -19,7 +20,7 @@ constexpr int64_t kDim = 8;
 class TrapAutograd : public OnRanks {
  public:
   static std::shared_ptr<ShardedModel> shard(comm::PeerGroup& group, const std::shared_ptr<SmallNet>& net) {
-    return fully_shard(group, net, net->units(), options());
+    return watched_shard(group, net, net->units(), options());
   }
 };
 INSTANTIATE_TEST_SUITE_P(Strategies, TrapAutograd, all_ranks(), parameters_name);
@@ -57,7 +58,7 @@ class Autocast {
 // One autocast region over two steps: its cache of casts is keyed by the tensor, which stays the same.
 TEST_P(TrapAutograd, AutocastSeesTheWeightAfterAStep) {
   for (const Layers layers : {Layers::unfused, Layers::fused}) {
-    comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+    run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
       const auto net = std::make_shared<SmallNet>(2, kDim, layers);
       const auto model = shard(group, net);
       SmallNet oracle(2, kDim, Layers::oracle);
@@ -82,7 +83,7 @@ TEST_P(TrapAutograd, AutocastSeesTheWeightAfterAStep) {
 }
 
 TEST_P(TrapAutograd, InferenceModeFirstThenTraining) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
     SmallNet oracle(2, kDim, Layers::oracle);
     std::shared_ptr<ShardedModel> model;
@@ -100,7 +101,7 @@ TEST_P(TrapAutograd, InferenceModeFirstThenTraining) {
 }
 
 TEST_P(TrapAutograd, CreateGraphWithAFusedLayerThrowsAndIsForgotten) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
     const auto model = shard(group, net);
     const at::Tensor loss = small_loss(net->run(small_batch(kDim, group.rank())));
@@ -114,7 +115,7 @@ TEST_P(TrapAutograd, CreateGraphWithAFusedLayerThrowsAndIsForgotten) {
 }
 
 TEST_P(TrapAutograd, CreateGraphWithoutFusionWorks) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::unfused);
     const auto model = shard(group, net);
     SmallNet oracle(2, kDim, Layers::oracle);
@@ -126,7 +127,7 @@ TEST_P(TrapAutograd, CreateGraphWithoutFusionWorks) {
 }
 
 TEST_P(TrapAutograd, GradOverAFusedWeightReturnsItAndLeavesSlotsAlone) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(3, kDim, Layers::fused);
     const auto model = shard(group, net);
     SmallNet oracle(3, kDim, Layers::oracle);
@@ -151,7 +152,7 @@ TEST_P(TrapAutograd, GradOverAFusedWeightReturnsItAndLeavesSlotsAlone) {
 }
 
 TEST_P(TrapAutograd, AWeightWithATensorHookIsNotFusedAndTheHookCounts) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
     const auto model = shard(group, net);
     SmallNet oracle(2, kDim, Layers::oracle);
@@ -176,7 +177,7 @@ TEST_P(TrapAutograd, AWeightWithATensorHookIsNotFusedAndTheHookCounts) {
 TEST_P(TrapAutograd, ALossOnASideOutputAlone) {
   for (const Layers layers : {Layers::fused, Layers::unfused}) {
     for (const bool main_first : {false, true}) {
-      comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+      run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
         const auto net = std::make_shared<SmallNet>(4, kDim, layers);
         const auto model = shard(group, net);
         SmallNet oracle(4, kDim, Layers::oracle);
@@ -204,7 +205,7 @@ TEST_P(TrapAutograd, ALossOnASideOutputAlone) {
 
 TEST_P(TrapAutograd, AUnitCalledTwiceInOneForward) {
   for (const Layers layers : {Layers::fused, Layers::unfused}) {
-    comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+    run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
       const auto net = std::make_shared<SmallNet>(3, kDim, layers);
       const auto model = shard(group, net);
       SmallNet oracle(3, kDim, Layers::oracle);
@@ -217,7 +218,7 @@ TEST_P(TrapAutograd, AUnitCalledTwiceInOneForward) {
 }
 
 TEST_P(TrapAutograd, AUnitsOutputChangedInPlaceAfterTheCall) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
     const auto model = shard(group, net);
     SmallNet oracle(2, kDim, Layers::oracle);
@@ -257,10 +258,10 @@ class DetachedTwice : public torch::nn::Module {
 
 TEST_P(TrapAutograd, AWeightIsStillReadAfterItsGradientIsComplete) {
   for (const Layers layers : {Layers::fused, Layers::unfused}) {
-    comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+    run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
       const auto module = std::make_shared<DetachedTwice>(layers);
       const auto model =
-          fully_shard(group, module, std::vector<std::shared_ptr<torch::nn::Module>>{}, options());
+          watched_shard(group, module, std::vector<std::shared_ptr<torch::nn::Module>>{}, options());
       DetachedTwice oracle(Layers::oracle);
       const at::Tensor input = small_batch(kDim, group.rank()).requires_grad_();
       const at::Tensor same = small_batch(kDim, group.rank()).requires_grad_();

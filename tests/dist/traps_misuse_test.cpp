@@ -3,6 +3,7 @@
 #include <torch/nn/cloneable.h>
 #include <torch/optim/sgd.h>
 
+#include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
 namespace fsdpp::test {
@@ -13,7 +14,7 @@ constexpr int64_t kDim = 8;
 class TrapMisuse : public OnRanks {
  public:
   static std::shared_ptr<ShardedModel> shard(comm::PeerGroup& group, const std::shared_ptr<SmallNet>& net) {
-    return fully_shard(group, net, net->units(), options());
+    return watched_shard(group, net, net->units(), options());
   }
 };
 INSTANTIATE_TEST_SUITE_P(Strategies, TrapMisuse, all_ranks(), parameters_name);
@@ -21,9 +22,9 @@ INSTANTIATE_TEST_SUITE_P(Strategies, TrapMisuse, all_ranks(), parameters_name);
 TEST(TrapMisuseDeathTest, AViewOfAReleasedWeightEndsTheProcessNamingTheUnit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto read_a_stale_view = [] {
-    comm::run_thread_ranks(1, [&](comm::PeerGroup& group) {
+    run_watched_ranks(1, [&](comm::PeerGroup& group) {
       const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
-      const auto model = fully_shard(group, net, net->units(), sharded_sum());
+      const auto model = watched_shard(group, net, net->units(), sharded_sum());
       model->hold_all();
       const at::Tensor view = net->blocks[1]->up->weight.t();
       model->release_all();
@@ -35,9 +36,9 @@ TEST(TrapMisuseDeathTest, AViewOfAReleasedWeightEndsTheProcessNamingTheUnit) {
 
 TEST(TrapMisuse, Case32AReleasedWeightThrowsNamingUnitAndRemedy) {
   for (const int ranks : {1, 3}) {
-    comm::run_thread_ranks(ranks, [&](comm::PeerGroup& group) {
+    run_watched_ranks(ranks, [&](comm::PeerGroup& group) {
       const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
-      const auto model = fully_shard(group, net, net->units(), sharded_sum());
+      const auto model = watched_shard(group, net, net->units(), sharded_sum());
       const at::Tensor input = small_batch(kDim, 0);
       const std::vector<std::function<void()>> uses = {
           [&] { (void)at::sum(net->blocks[1]->up->weight); },
@@ -62,7 +63,7 @@ TEST(TrapMisuse, Case32AReleasedWeightThrowsNamingUnitAndRemedy) {
 }
 
 TEST_P(TrapMisuse, Case37AnOptimizerOnParametersThrowsBuiltBeforeOrAfter) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
     torch::optim::SGD before(net->parameters(), 0.5);
     const auto model = shard(group, net);
@@ -86,7 +87,7 @@ TEST_P(TrapMisuse, Case37AnOptimizerOnParametersThrowsBuiltBeforeOrAfter) {
 }
 
 TEST_P(TrapMisuse, ToAfterShardingThrows) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
     const auto model = shard(group, net);
     const at::Tensor input = small_batch(kDim, group.rank());
@@ -105,7 +106,7 @@ TEST_P(TrapMisuse, ToAfterShardingThrows) {
 }
 
 TEST_P(TrapMisuse, RequiresGradChangedAfterShardingThrows) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
     const auto model = shard(group, net);
     net->blocks[1]->up->weight.requires_grad_(false);
@@ -122,17 +123,17 @@ TEST_P(TrapMisuse, RequiresGradChangedAfterShardingThrows) {
 }
 
 TEST(TrapMisuse, IllegalUnitsAreNamed) {
-  comm::run_thread_ranks(1, [&](comm::PeerGroup& group) {
+  run_watched_ranks(1, [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
     const auto other = std::make_shared<SmallBlock>(kDim, Layers::fused, 3);
     using Units = std::vector<std::shared_ptr<torch::nn::Module>>;
-    const auto shard = [&](Units units) { (void)fully_shard(group, net, units, sharded_sum()); };
+    const auto shard = [&](Units units) { (void)watched_shard(group, net, units, sharded_sum()); };
     expect_in(thrown_text([&] { shard({other}); }), "not part of the root");
     expect_in(thrown_text([&] { shard({net->blocks[0], net->blocks[0]}); }), "block0");
     expect_in(thrown_text([&] { shard({net}); }), "twice");
-    const auto model = fully_shard(group, net, net->units(), sharded_sum());
+    const auto model = watched_shard(group, net, net->units(), sharded_sum());
     expect_in(thrown_text([&] { shard({}); }), "already a unit");
-    expect_in(thrown_text([&] { (void)fully_shard(group, net->blocks[0]->up, Units{}, sharded_sum()); }),
+    expect_in(thrown_text([&] { (void)watched_shard(group, net->blocks[0]->up, Units{}, sharded_sum()); }),
               "belongs to a sharded model");
   });
 }
@@ -146,10 +147,10 @@ class Copyable : public torch::nn::Cloneable<Copyable> {
 };
 
 TEST_P(TrapMisuse, Case33ADeepCopyIsAClearErrorOrAWholeModule) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto module = std::make_shared<Copyable>();
     const auto model =
-        fully_shard(group, module, std::vector<std::shared_ptr<torch::nn::Module>>{}, options());
+        watched_shard(group, module, std::vector<std::shared_ptr<torch::nn::Module>>{}, options());
     if (sharded()) {
       const std::string message = thrown_text<std::exception>([&] { (void)module->clone(); });
       expect_in(message, "root");

@@ -8,6 +8,7 @@
 
 #include "fsdpp/trace/recorder.h"
 #include "tests/support/gate_device.h"
+#include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
 namespace fsdpp::test {
@@ -27,7 +28,7 @@ struct Sharded {
 Sharded shard(comm::PeerGroup& group, int64_t blocks, Options options, Layers layers = Layers::fused) {
   auto lanes = std::make_unique<GateDevice>();
   Sharded made{std::make_shared<SmallNet>(blocks, kDim, layers), lanes.get(), nullptr};
-  made.model = fully_shard(group, made.net, made.net->units(), options, std::move(lanes));
+  made.model = watched_shard(group, made.net, made.net->units(), options, std::move(lanes));
   return made;
 }
 
@@ -39,7 +40,7 @@ void backward(const Sharded& sharded, int rank, int index = 0) {
 // again.
 TEST(TrapPublish, OptimizerStepsWhileASlowPeerStillPulls) {
   Gate wants_to_publish;
-  comm::run_thread_ranks(2, [&](comm::PeerGroup& group) {
+  run_watched_ranks(2, [&](comm::PeerGroup& group) {
     const at::NoGradGuard no_grad;
     const Sharded made = shard(group, 2, sharded_sum());
     SmallNet oracle(2, kDim, Layers::oracle);
@@ -64,7 +65,7 @@ TEST(TrapPublish, OptimizerStepsWhileASlowPeerStillPulls) {
 // there.
 TEST(TrapSlots, ASlotIsNotWrittenWhileASlowPeerStillPulls) {
   Gate wants_slot;
-  comm::run_thread_ranks(2, [&](comm::PeerGroup& group) {
+  run_watched_ranks(2, [&](comm::PeerGroup& group) {
     const Sharded made = shard(group, 2, sharded_sum());
     made.model->promise_to_tell();  // no publication between the backwards: it would wait, too
     made.lanes->before = [&](const Operation& operation) {
@@ -90,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(Strategies, TrapWindows, all_ranks(), parameters_name);
 TEST_P(TrapWindows, EvaluationBetweenBackwardAndStepChangesNothing) {
   for (const bool promised : {false, true}) {
     for (const bool inference : {false, true}) {
-      comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+      run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
         const Sharded made = shard(group, 3, options());
         if (promised) made.model->promise_to_tell();
         SmallNet oracle(3, kDim, Layers::oracle);
@@ -121,7 +122,7 @@ TEST_P(TrapWindows, EvaluationBetweenBackwardAndStepChangesNothing) {
 }
 
 TEST_P(TrapWindows, BackwardBackwardStepAddsBoth) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const Sharded made = shard(group, 3, options());
     SmallNet oracle(3, kDim, Layers::oracle);
     for (int index = 0; index < 2; ++index) {
@@ -137,7 +138,7 @@ TEST_P(TrapWindows, BackwardBackwardStepAddsBoth) {
 
 // The optimizer says nothing, and every backward is in a declared window: the next window sees what it wrote.
 TEST_P(TrapWindows, DeclaredWindowsSeeAStepThatNobodyAnnounced) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const Sharded made = shard(group, 2, options());
     SmallNet oracle(2, kDim, Layers::oracle);
     for (int step = 0; step < 2; ++step) {
@@ -182,7 +183,7 @@ void zero(ShardedModel& model, Zeroing how) {
 // left over.
 TEST_P(TrapWindows, ASkippedStepLosesAndLeaksNothing) {
   for (const Zeroing how : {Zeroing{true, false}, {false, false}, {true, true}, {false, true}}) {
-    comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+    run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
       const Sharded made = shard(group, 2, options());
       const auto pass = [&](int index, bool last) {
         const auto scope = made.model->microbatch(last);
@@ -221,7 +222,7 @@ TEST_P(TrapWindows, ASkippedStepLosesAndLeaksNothing) {
 // Whatever the user makes of a gradient in the middle of a window counts.
 TEST_P(TrapWindows, GradientsScaledInTheMiddleOfAWindowCount) {
   for (const bool replaced : {false, true}) {
-    comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+    run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
       const Sharded made = shard(group, 2, options());
       SmallNet oracle(2, kDim, Layers::oracle);
       for (int index = 0; index < 2; ++index) {
@@ -248,7 +249,7 @@ TEST_P(TrapWindows, GradientsScaledInTheMiddleOfAWindowCount) {
 
 // A gradient that the user kept while its shard's was cleared is his: the next backward does not write there.
 TEST_P(TrapWindows, AGradientTheUserKeepsIsNotWritten) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const Sharded made = shard(group, 2, options());
     backward(made, group.rank(), 0);
     std::vector<at::Tensor> kept, copies;
@@ -266,7 +267,7 @@ TEST_P(TrapWindows, AGradientTheUserKeepsIsNotWritten) {
 
 // Gradients of complete units are reduced, those of the others are not: neither may leak into the next step.
 TEST_P(TrapWindows, ABackwardThatRaisesIsForgottenByZeroGrad) {
-  comm::run_thread_ranks(ranks(), [&](comm::PeerGroup& group) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const Sharded made = shard(group, 4, options());
     for (int step = 0; step < 2; ++step) {
       made.net->side_of = 1;
@@ -291,7 +292,7 @@ TEST(TrapReduce, RankDependentUnusedUnitsWithTheSmallestPlan) {
     std::mutex mutex;
     std::map<int, std::vector<std::string>> orders;
     int64_t spills = 0;
-    comm::run_thread_ranks(ranks, [&](comm::PeerGroup& group) {
+    run_watched_ranks(ranks, [&](comm::PeerGroup& group) {
       const int64_t blocks = 8;
       const Sharded made = shard(group, blocks, sharded_sum());
       trace::Recorder recorder;

@@ -62,6 +62,32 @@ TEST(HostDevice, WaitForADefaultEventIsNoOperation) {
   EXPECT_TRUE(recorder.operations().empty());
 }
 
+// For checkers: these say something and, but for the collective, do nothing.
+TEST(HostDevice, AnnouncesTheHostsPartAndTheMarks) {
+  device::HostDevice device;
+  trace::Recorder recorder;
+  device.observe(&recorder);
+  std::array<int, 2> data = {};
+  const ByteRange range{data.data(), sizeof data};
+  device.wait(LaneKind::host, device.record(LaneKind::gather));
+  device.free(LaneKind::host, "weights", range);
+  device.free(LaneKind::host, "nothing", {});
+  device.rejoin(LaneKind::compute, "end");
+  device.move("unit a", device::State::released, device::State::gathering);
+  bool called = false;
+  device.collective(LaneKind::reduce, "sum", {"world", 2, "all_reduce", 8, "float"}, {{range}, {range}},
+                    [&] { called = true; });
+  EXPECT_TRUE(called);
+  ASSERT_EQ(recorder.operations().size(), 6U);
+  EXPECT_EQ(trace::describe(recorder.operations()[1]), "host #1 wait (gather #1)");
+  EXPECT_EQ(trace::describe(recorder.operations()[2]), "host #2 free weights");
+  EXPECT_EQ(recorder.operations()[2].writes[0].size, sizeof data);
+  EXPECT_EQ(trace::describe(recorder.operations()[3]), "compute #1 rejoin end");
+  EXPECT_EQ(recorder.operations()[4].to, device::State::gathering);
+  EXPECT_EQ(recorder.operations()[5].collective->kind, "all_reduce");
+  EXPECT_EQ(recorder.operations()[5].reads[0].begin, data.data());
+}
+
 TEST(Recorder, DescribesAWaitForAPeer) {
   device::HostDevice device;
   trace::Recorder recorder;

@@ -17,8 +17,6 @@
 namespace fsdpp::device {
 namespace {
 
-using Element;
-
 struct Shape {
   int ranks;
   int64_t dim;
