@@ -48,6 +48,7 @@ class NcclLanes final : public LaneTransport, private Collectives {
     void* data = nullptr;
     FSDPP_CUDA(cudaMalloc(&data, bytes));
     FSDPP_CUDA(cudaMemset(data, 0, bytes));
+    FSDPP_CUDA(cudaDeviceSynchronize());  // the lanes do not wait for the default stream
     std::vector<std::byte*> bases(static_cast<std::size_t>(group_.ranks()), nullptr);
     auto* own = static_cast<std::byte*>(data);
     bases[static_cast<std::size_t>(group_.rank())] = own;

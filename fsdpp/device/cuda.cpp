@@ -54,6 +54,7 @@ class CudaDevice final : public Device {
         options_(std::move(options)),
         lanes_{c10::cuda::getCurrentCUDAStream(place()), c10::cuda::getStreamFromPool(false, place()),
                c10::cuda::getStreamFromPool(false, place())},
+        setup_(c10::cuda::getStreamFromPool(false, place())),
         ahead_(static_cast<std::size_t>(options_.units_ahead)) {}
 
   [[nodiscard]] int gpu() const noexcept override { return index_; }
@@ -63,7 +64,9 @@ class CudaDevice final : public Device {
     if (bytes == 0) return {};
     const c10::cuda::CUDAGuard guard(place());
     std::byte* data = take_device_memory(bytes, purpose);
-    FSDPP_CUDA(cudaMemset(data, 0, bytes));
+    // On a stream of its own, and over when this returns: the lanes do not wait for the default stream.
+    FSDPP_CUDA(cudaMemsetAsync(data, 0, bytes, setup_.stream()));
+    FSDPP_CUDA(cudaStreamSynchronize(setup_.stream()));
     return {data, bytes, free_device_memory, std::move(purpose), std::move(ledger)};
   }
 
@@ -163,6 +166,7 @@ class CudaDevice final : public Device {
   int index_;
   CudaOptions options_;
   std::array<c10::cuda::CUDAStream, 3> lanes_;
+  c10::cuda::CUDAStream setup_;
   std::array<CudaMarks, 3> marks_;
   std::vector<CudaEvent> ahead_;
   std::size_t next_ahead_ = 0;
