@@ -107,8 +107,14 @@ LlamaBlock::LlamaBlock(const LlamaConfig& config, at::Generator& generator) {
 }
 
 at::Tensor LlamaBlock::forward(const at::Tensor& input, const Rotary& rotary) const {
-  const at::Tensor middle = input + attention_->forward(attention_norm_->forward(input), rotary);
-  return middle + feed_forward_->forward(ffn_norm_->forward(middle));
+  const at::Tensor middle = input + call_as(*attention_, [&] {
+                              return attention_->forward(attention_norm_->forward(input), rotary);
+                            });
+  return middle + call_as(*feed_forward_, [&] { return feed_forward_->forward(ffn_norm_->forward(middle)); });
+}
+
+std::vector<runtime::UnitSpec> LlamaBlock::halves() const {
+  return {{{attention_, attention_norm_}}, {{feed_forward_, ffn_norm_}}};
 }
 
 Llama::Llama(const LlamaConfig& config, uint64_t seed)
@@ -155,7 +161,13 @@ at::Tensor Llama::forward(const at::Tensor& tokens, const at::Tensor& targets) {
 std::vector<runtime::UnitSpec> Llama::units() const {
   std::vector<runtime::UnitSpec> units;
   units.push_back({{embedding_}, head_ ? runtime::Use::rows : runtime::Use::rows_and_whole});
-  for (const auto& block : blocks_) units.push_back({{block}});
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    if (i > 0) {
+      units.push_back({{blocks_[i]}});
+      continue;
+    }
+    for (const runtime::UnitSpec& half : blocks_[0]->halves()) units.push_back(half);
+  }
   if (head_) units.push_back({{head_, norm_}});
   return units;
 }

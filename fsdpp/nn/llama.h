@@ -64,6 +64,9 @@ class LlamaBlock : public torch::nn::Module {
   LlamaBlock(const LlamaConfig& config, at::Generator& generator);
   [[nodiscard]] at::Tensor forward(const at::Tensor& input, const Rotary& rotary) const;
 
+  /// The two halves, each with its norm, as units of their own.
+  [[nodiscard]] std::vector<runtime::UnitSpec> halves() const;
+
  private:
   std::shared_ptr<RMSNorm> attention_norm_, ffn_norm_;
   std::shared_ptr<Attention> attention_;
@@ -84,8 +87,9 @@ class Llama : public torch::nn::Module {
   /// (undefined): logits [b, t, vocabulary].
   [[nodiscard]] at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets);
 
-  /// The units to shard by: the embedding, the blocks, the head with its norm. A tied model's norm is
-  /// left to the root.
+  /// The units to shard by: the embedding, the blocks (the first one in halves: what a step has to wait for
+  /// before its first block and behind its last reduce is then less), the head with its norm. A tied model's
+  /// norm is left to the root.
   [[nodiscard]] std::vector<runtime::UnitSpec> units() const;
   [[nodiscard]] const LlamaConfig& config() const noexcept { return config_; }
 

@@ -2,6 +2,7 @@
 #include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <iostream>
@@ -24,6 +25,7 @@ using runtime::Combine;
 using runtime::Strategy;
 
 constexpr int kSteps = 4;
+constexpr int kDelayUs = 1000;  // many times a step of this small model
 constexpr double kRate = 1.0 / 16;
 
 struct Configuration {
@@ -72,8 +74,10 @@ bool same(const at::Tensor& actual, const at::Tensor& expected, const std::strin
 /// step is taken again and again.
 class Training {
  public:
-  Training(comm::PeerGroup& group, const Configuration& c, std::unique_ptr<device::Device> lanes)
+  Training(comm::PeerGroup& group, const Configuration& c, std::unique_ptr<device::Device> lanes,
+           int steps = kSteps)
       : group_(group),
+        steps_(steps),
         c_(c),
         model_{.tied = c.tied},
         place_(at::kCUDA, static_cast<c10::DeviceIndex>(lanes->gpu())) {
@@ -89,7 +93,7 @@ class Training {
 
   bool run(const std::vector<OracleStep>& oracle) {
     bool right = true;
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < steps_; ++step) {
       const int data = c_.bf16 ? 0 : step;
       sharded_->zero_grad(step % 2 == 0);
       for (int i = 0; i < c_.microbatches; ++i) {
@@ -128,6 +132,7 @@ class Training {
   }
 
   comm::PeerGroup& group_;
+  int steps_;
   Configuration c_;
   IntegerModel model_;
   at::Device place_;
@@ -158,6 +163,51 @@ const RegisterGpuBody parity("parity", [](comm::PeerGroup& group) {
   lanes.poison = std::getenv("FSDPP_TEST_POISON") != nullptr;
   return train_all(group, lanes);
 });
+
+// One training after another in which one operation's lane is held up: the k-th of every step. What a missing
+// wait would let through shows, the more so as memory is poisoned between its lives.
+bool train_with_delays(comm::PeerGroup& group) {
+  bool right = true;
+  int64_t delayed = 0;
+  for (const bool rows : {false, true}) {
+    for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads_params}) {
+      if (rows && strategy == Strategy::no_shard) continue;
+      const Configuration c{strategy, 1, false, true, true, rows};
+      const std::vector<OracleStep> oracle = integer_oracle(
+          {}, Descent{.steps = 1, .pieces = group.ranks(), .divisor = group.ranks(), .rate = kRate});
+      int64_t operations = 0;  // of one training
+      int64_t now = 0;
+      int64_t chosen = -1;
+      device::CudaOptions lanes;
+      lanes.poison = true;
+      lanes.delay_us = [&](const device::Operation&) { return now++ == chosen ? kDelayUs : 0; };
+      const auto train = [&](int64_t which) {
+        now = 0;
+        chosen = which;
+        const bool one = Training(group, c, device::make_cuda_device(group.rank(), lanes), 2).run(oracle);
+        if (!one) std::cerr << "wrong with operation " << which << " delayed: " << name_of(c) << "\n";
+        operations = now;
+        return one;
+      };
+      right = train(-1) && right;
+      const std::vector<double> most = group.exchange(std::vector<double>{static_cast<double>(operations)});
+      const auto count = static_cast<int64_t>(*std::max_element(most.begin(), most.end()));
+      for (int64_t which = 0; which < count; ++which, ++delayed) {
+        // Ranks take turns: a schedule in which all are late alike hides what one of them misses.
+        right = train(which % group.ranks() == group.rank() ? which : -1) && right;
+      }
+    }
+  }
+  if (group.rank() == 0) std::cout << "delayed operations " << delayed << "\n";
+  return right;
+}
+
+const RegisterGpuBody delays("delays", train_with_delays);
+
+TEST(GpuDelays, EachOperationInTurnIsHeldUpAndTheBitsStayTheSame) {
+  if (device::cuda_devices() < 2) GTEST_SKIP() << "needs 2 GPUs";
+  std::cout << run_on_gpus("delays", 2);
+}
 
 class GpuParity : public testing::TestWithParam<std::tuple<int, const char*>> {};
 
