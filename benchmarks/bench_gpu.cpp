@@ -20,6 +20,7 @@
 #include "fsdpp/comm/connect.h"
 #include "fsdpp/comm/cuda.h"
 #include "fsdpp/device/cuda.h"
+#include "fsdpp/device/cuda_graph.h"
 #include "fsdpp/device/cuda_measure.h"
 #include "fsdpp/nn/llama.h"
 #include "fsdpp/optim/adamw.h"
@@ -51,7 +52,8 @@ struct Arguments {
 Arguments parse(int argc, char** argv) {
   Arguments a;
   CLI::App app("One row of the GPU benchmark: see bench_gpu.py.");
-  app.add_option("--row", a.row)->check(CLI::IsMember({"floor", "ours", "ours-copy", "ours-nccl"}));
+  app.add_option("--row", a.row)
+      ->check(CLI::IsMember({"floor", "ours", "ours-copy", "ours-nccl", "ours-graph"}));
   app.add_option("--wgrad", a.wgrad, "output of the floor's weight gradients")
       ->check(CLI::IsMember({"bf16", "fp32"}));
   app.add_option("--wire", a.wire, "of reduces")->check(CLI::IsMember({"fp32"}));
@@ -123,7 +125,20 @@ class Row {
     }
   }
 
+  /// From here on a step is one launch.
+  void capture() {
+    sharded_->device().synchronize();
+    graph_ = std::make_unique<device::CudaStepGraph>([&] { captured_loss_ = eager_step(); });
+  }
+
   at::Tensor step() {
+    if (!graph_) return eager_step();
+    graph_->replay();
+    return captured_loss_;
+  }
+
+ private:
+  at::Tensor eager_step() {
     clear();
     const at::Tensor loss = call(*model_, tokens_, targets_);
     loss.backward();
@@ -131,6 +146,7 @@ class Row {
     return loss;
   }
 
+ public:
   [[nodiscard]] int64_t parameters() const {
     int64_t count = 0;
     for (const at::Tensor& weight : model_->parameters()) count += weight.numel();
@@ -159,6 +175,8 @@ class Row {
   std::shared_ptr<runtime::ShardedModel> sharded_;
   std::unique_ptr<optim::AdamW> optimizer_;
   at::Tensor tokens_, targets_;
+  at::Tensor captured_loss_;
+  std::unique_ptr<device::CudaStepGraph> graph_;
 };
 
 using Clock = std::chrono::steady_clock;
@@ -175,6 +193,12 @@ nlohmann::json measure(const Arguments& a, Row& row, comm::PeerGroup& group) {
     const std::vector<double> over =
         group.exchange(std::vector<double>{seconds_since(begin) >= a.warm_seconds ? 1.0 : 0.0});
     warm = over[0] != 0;
+  }
+  if (a.row == "ours-graph") {
+    group.barrier();
+    row.capture();
+    group.barrier();
+    for (int i = 0; i < 3; ++i) row.step();
   }
   std::vector<double> ms, host_ms;
   device::CudaStopwatch stopwatch;

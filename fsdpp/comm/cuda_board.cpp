@@ -47,7 +47,10 @@ class CudaBoard final : public LaneSignals {
 
   void wait(int rank, int channel, uint32_t sequence) override {
     const device::Stream lane = stream();
-    if (!hardware_waits_ || is_capturing(lane)) {  // a graph that runs again must compare counters
+    // A graph that runs again must compare counters; and once there is one, the host does not know their
+    // values.
+    hardware_waits_ = hardware_waits_ && !is_capturing(lane);
+    if (!hardware_waits_) {
       cuda_wait(lane, view_, channel, rank, 1);
       return;
     }

@@ -16,6 +16,7 @@ Stream stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
 
 class CudaOptimizerKernels final : public OptimizerKernels {
  public:
+  void advance(int64_t* step_counter) const override { cuda_advance_step(stream(), step_counter); }
   void adamw(const AdamwRun* runs, int run_count, int64_t tiles, Element model,
              const AdamwStep& step) const override {
     cuda_adamw(stream(), runs, run_count, tiles, model, step);

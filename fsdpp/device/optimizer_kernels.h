@@ -60,6 +60,8 @@ inline constexpr int kNormWorkspace = 528;
 class OptimizerKernels {
  public:
   virtual ~OptimizerKernels() = default;
+  /// Adds 1 to a counter of steps.
+  virtual void advance(int64_t* step_counter) const = 0;
   /// One AdamW update of all runs, and the cast to the model's weights.
   virtual void adamw(const AdamwRun* runs, int run_count, int64_t tiles, Element model,
                      const AdamwStep& step) const = 0;

@@ -1,6 +1,7 @@
 #include "fsdpp/optim/shard_adamw.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 
 #include <cstring>
 #include <utility>
@@ -120,6 +121,10 @@ void ShardAdamW::update(double learning_rate, const float* factor) {
     Table& table = tables[key];
     if (const auto last = tables_.find({key.first - 1, key.second}); last != tables_.end())
       table = std::move(last->second);
+    if (!table.step.defined()) {
+      table.step =
+          at::full({}, key.first - 1, shards_.front().shard.options().requires_grad(false).dtype(at::kLong));
+    }
     send(table, std::move(runs), "table of weights");
     device::Access access;
     for (const device::AdamwRun& run : table.runs) {
@@ -138,12 +143,13 @@ void ShardAdamW::update(double learning_rate, const float* factor) {
                                  .beta2 = options_.beta2,
                                  .eps = options_.eps,
                                  .weight_decay = options_.weight_decay,
-                                 .step = key.first,
+                                 .step_counter = table.step.data_ptr<int64_t>(),
                                  .gradient_factor = factor};
     const auto* on_device = reinterpret_cast<const device::AdamwRun*>(table.memory.data());
     const auto count = static_cast<int>(table.runs.size());
     device.run(LaneKind::compute, "AdamW", std::move(access),
                [=, tiles = table.tiles, element = element_of(key.second)] {
+                 kernels->advance(const_cast<int64_t*>(step.step_counter));
                  kernels->adamw(on_device, count, tiles, element, step);
                });
   }

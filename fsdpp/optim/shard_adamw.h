@@ -35,6 +35,8 @@ class ShardAdamW {
   struct Table {
     std::vector<device::AdamwRun> runs;  // as last sent
     device::Memory memory;
+    at::Tensor
+        step;  // int64 on the device: the number of the update, counted there, so that a graph can go on
     int64_t tiles = 0;
   };
   struct NormTable {

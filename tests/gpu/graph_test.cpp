@@ -1,0 +1,87 @@
+// A whole training step as a CUDA graph: what it computes has the bits of the steps run one by one.
+#include <ATen/TensorOperators.h>
+#include <gtest/gtest.h>
+
+#include <iostream>
+#include <vector>
+
+#include "fsdpp/device/cuda.h"
+#include "fsdpp/device/cuda_graph.h"
+#include "fsdpp/optim/adamw.h"
+#include "fsdpp/runtime/call.h"
+#include "fsdpp/runtime/fully_shard.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/support/integer_model.h"
+#include "tests/support/sharded_integer_model.h"
+
+namespace fsdpp::test {
+namespace {
+
+constexpr int kEagerSteps = 4;  // until the plans stay what they are
+constexpr int kSteps = 5;
+constexpr double kLearningRate = 0.01;
+
+std::vector<at::Tensor> train(comm::PeerGroup& group, runtime::Strategy strategy, bool rows, bool as_graph) {
+  const at::Device place(at::kCUDA, static_cast<c10::DeviceIndex>(group.rank()));
+  const IntegerModel model;
+  const auto net = std::make_shared<IntegerNet>(model);
+  runtime::Options options{.strategy = strategy, .row_exchange_bytes = rows ? 0 : -1};
+  options.model_dtype = at::kBFloat16;
+  auto lanes = device::make_cuda_device(group.rank());
+  const auto sharded = rows ? fully_shard(group, net, net->units_with_rows(), options, std::move(lanes))
+                            : fully_shard(group, net, net->units(), options, std::move(lanes));
+  optim::AdamW optimizer(*sharded, {});
+  const IntegerBatch host = integer_batch(model, 0, group.rank());
+  const IntegerBatch batch{host.tokens.to(place),
+                           host.coefficients.to(at::TensorOptions(place).dtype(at::kBFloat16))};
+  const auto step = [&] {
+    sharded->zero_grad();
+    call(*net, batch).backward();
+    optimizer.step(kLearningRate, /*max_norm=*/1.0);
+  };
+  for (int i = 0; i < kEagerSteps; ++i) step();
+  if (!as_graph) {
+    for (int i = 0; i < kSteps; ++i) step();
+    return sharded->full_weights();
+  }
+  sharded->device().synchronize();
+  group.barrier();
+  device::CudaStepGraph graph(step);
+  for (int i = 0; i < kSteps; ++i) graph.replay();
+  sharded->device().synchronize();
+  group.barrier();
+  return sharded->full_weights();
+}
+
+const RegisterGpuBody graph("graph", [](comm::PeerGroup& group) {
+  device::use_compute_stream(group.rank());
+  bool right = true;
+  for (const auto strategy : {runtime::Strategy::no_shard, runtime::Strategy::optim_grads_params}) {
+    for (const bool rows : {false, true}) {
+      if (rows && strategy == runtime::Strategy::no_shard) continue;
+      const std::vector<at::Tensor> eager = train(group, strategy, rows, false);
+      const std::vector<at::Tensor> replayed = train(group, strategy, rows, true);
+      for (std::size_t i = 0; i < eager.size(); ++i) {
+        if (replayed[i].equal(eager[i])) continue;
+        std::cerr << runtime::to_string(strategy) << (rows ? ", rows" : "") << ": weight " << i
+                  << " differs\n";
+        right = false;
+      }
+    }
+  }
+  return right;
+});
+
+class GpuGraph : public testing::TestWithParam<int> {};
+
+TEST_P(GpuGraph, ReplaysHaveTheBitsOfEagerSteps) {
+  if (device::cuda_devices() < GetParam()) GTEST_SKIP() << "needs " << GetParam() << " GPUs";
+  run_on_gpus("graph", GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, GpuGraph, testing::Values(1, 2));
+
+}  // namespace
+}  // namespace fsdpp::test
+
+int main(int argc, char** argv) { return fsdpp::test::gpu_main(argc, argv); }
