@@ -19,6 +19,7 @@
 namespace fsdpp::device {
 namespace {
 
+constexpr std::size_t kPitchedRows = 256;
 constexpr int kPoison = 0xFF;  // NaN in every float type
 
 void free_device_memory(std::byte* data, std::size_t) noexcept {
@@ -91,6 +92,7 @@ class CudaDevice final : public Device {
     if (options_.delay_us) {
       if (const int delay = options_.delay_us(operation); delay > 0) cuda_spin(lane.stream(), delay, nullptr);
     }
+    join_capture(operation.lane);
     switch (operation.kind) {
       case OperationKind::record:
         marks(operation.lane).record(operation.position, lane.stream());
@@ -118,15 +120,19 @@ class CudaDevice final : public Device {
         FSDPP_CUDA(cudaMemcpyAsync(copy.target, copy.source, copy.bytes, cudaMemcpyDefault, now));
       return;
     }
-    // Within one GPU a plain copy is a kernel that holds up the next GEMM; this asks for the copy engine.
     std::vector<void*> targets;
     std::vector<const void*> sources;
     std::vector<std::size_t> bytes;
     for (const Copy& copy : copies) {
+      if (copy.near && copy.bytes % kPitchedRows == 0) {
+        copy_pitched(copy, now);
+        continue;
+      }
       targets.push_back(copy.target);
       sources.push_back(copy.source);
       bytes.push_back(copy.bytes);
     }
+    if (targets.empty()) return;
     cudaMemcpyAttributes attributes = {};
     attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
     attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
@@ -140,6 +146,22 @@ class CudaDevice final : public Device {
   }
 
  private:
+  // Within one GPU a plain copy is a kernel that holds up the next GEMM, whatever it is asked to prefer; a
+  // pitched one is the copy engine's (half as fast, and beside the kernels).
+  static void copy_pitched(const Copy& copy, cudaStream_t stream) {
+    const std::size_t width = copy.bytes / kPitchedRows;
+    FSDPP_CUDA(cudaMemcpy2DAsync(copy.target, width, copy.source, width, width, kPitchedRows,
+                                 cudaMemcpyDeviceToDevice, stream));
+  }
+
+  // In a captured step a lane's first operation follows what the compute lane has come to: else it would not
+  // be part of the graph.
+  void join_capture(LaneKind lane) {
+    if (lane == LaneKind::compute || !capturing() || is_capturing(stream(lane).stream())) return;
+    fork_.record(stream(LaneKind::compute).stream());
+    FSDPP_CUDA(cudaStreamWaitEvent(stream(lane).stream(), fork_.get(), 0));
+  }
+
   [[nodiscard]] c10::DeviceIndex place() const noexcept { return static_cast<c10::DeviceIndex>(index_); }
   [[nodiscard]] c10::cuda::CUDAStream stream(LaneKind lane) const {
     return lanes_[static_cast<std::size_t>(lane)];
@@ -168,6 +190,7 @@ class CudaDevice final : public Device {
   std::array<c10::cuda::CUDAStream, 3> lanes_;
   c10::cuda::CUDAStream setup_;
   std::array<CudaMarks, 3> marks_;
+  CudaEvent fork_;
   std::vector<CudaEvent> ahead_;
   std::size_t next_ahead_ = 0;
 };

@@ -2,6 +2,8 @@
 
 #include <ATen/cuda/CUDAGraph.h>
 
+#include <exception>
+
 namespace fsdpp::device {
 
 struct CudaStepGraph::Graph {
@@ -11,8 +13,21 @@ struct CudaStepGraph::Graph {
 CudaStepGraph::CudaStepGraph(const std::function<void()>& step) : graph_(std::make_unique<Graph>()) {
   // Relaxed: autograd's thread and the watchdog's call CUDA meanwhile.
   graph_->graph.capture_begin({0, 0}, cudaStreamCaptureModeRelaxed);
-  step();
+  try {
+    step();
+  } catch (...) {
+    end_quietly();
+    throw;
+  }
   graph_->graph.capture_end();
+}
+
+// While the stream captures, nothing that the unwinding gives back could be given back.
+void CudaStepGraph::end_quietly() noexcept {
+  try {
+    graph_->graph.capture_end();
+  } catch (const std::exception&) {  // the capture is invalid by now: the first error is the one to report
+  }
 }
 
 CudaStepGraph::~CudaStepGraph() = default;

@@ -23,6 +23,8 @@ class CudaStepGraph {
   void replay();
 
  private:
+  void end_quietly() noexcept;
+
   struct Graph;
   std::unique_ptr<Graph> graph_;
 };

@@ -66,8 +66,9 @@ std::vector<uint64_t> Publisher::publish(uint64_t vote, const std::function<void
     }
   }
   published_ = device.record(LaneKind::gather);
-  // Without a gather to wait for, the compute lane reads here what the transform wrote.
-  if (strategy_ == Strategy::no_shard) device.wait(LaneKind::compute, published_);
+  // Without a gather to wait for, the compute lane reads here what the transform wrote; and no lane is left
+  // behind at the end of a step.
+  if (update || strategy_ == Strategy::no_shard) device.wait(LaneKind::compute, published_);
   return votes;
 }
 
