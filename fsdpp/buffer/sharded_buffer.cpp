@@ -47,7 +47,7 @@ void gather(const Route& route, const ShardedBuffer& source, std::byte* full) {
     const int rank = (source.rank() + step) % source.ranks();
     std::byte* place = full + static_cast<std::size_t>(rank) * bytes;
     if (place == source.part(rank)) continue;  // its own shard is in place already
-    copies.push_back({place, source.part(rank), bytes, rank == source.rank()});
+    copies.push_back({place, source.part(rank), bytes});
   }
   route.device.copy_all(route.lane, "gather " + source.name(), std::move(copies));
 }

@@ -19,7 +19,6 @@
 namespace fsdpp::device {
 namespace {
 
-constexpr std::size_t kPitchedRows = 256;
 constexpr int kPoison = 0xFF;  // NaN in every float type
 
 void free_device_memory(std::byte* data, std::size_t) noexcept {
@@ -124,15 +123,12 @@ class CudaDevice final : public Device {
     std::vector<const void*> sources;
     std::vector<std::size_t> bytes;
     for (const Copy& copy : copies) {
-      if (copy.near && copy.bytes % kPitchedRows == 0) {
-        copy_pitched(copy, now);
-        continue;
-      }
       targets.push_back(copy.target);
       sources.push_back(copy.source);
       bytes.push_back(copy.bytes);
     }
-    if (targets.empty()) return;
+    // Asks for the copy engine. On an H200 the copy within one GPU stays a kernel all the same (a pitched one
+    // too, and slower): the lanes' priorities keep it from holding up GEMMs.
     cudaMemcpyAttributes attributes = {};
     attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
     attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
@@ -146,14 +142,6 @@ class CudaDevice final : public Device {
   }
 
  private:
-  // Within one GPU a plain copy is a kernel that holds up the next GEMM, whatever it is asked to prefer; a
-  // pitched one is the copy engine's (half as fast, and beside the kernels).
-  static void copy_pitched(const Copy& copy, cudaStream_t stream) {
-    const std::size_t width = copy.bytes / kPitchedRows;
-    FSDPP_CUDA(cudaMemcpy2DAsync(copy.target, width, copy.source, width, width, kPitchedRows,
-                                 cudaMemcpyDeviceToDevice, stream));
-  }
-
   // In a captured step a lane's first operation follows what the compute lane has come to: else it would not
   // be part of the graph.
   void join_capture(LaneKind lane) {

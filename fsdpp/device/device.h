@@ -23,7 +23,6 @@ struct Copy {
   void* target;
   const void* source;
   std::size_t bytes;
-  bool near = false;  // from one place of the rank's own memory to another
 };
 
 /// The lanes of one rank. All asynchronous work of the runtime passes through these verbs, so all of it can
