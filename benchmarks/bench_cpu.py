@@ -61,7 +61,7 @@ def run_ours(arguments, steps, text):
     for path in (metrics, results):
         path.unlink(missing_ok=True)
     program = ROOT / "build" / arguments.preset / "apps" / "fsdpp" / "fsdpp"
-    run([program, "train", "--config", arguments.config, "--ranks", arguments.ranks, "--data.text", text,
+    run([program, "train", "--device", "cpu", "--config", arguments.config, "--ranks", arguments.ranks, "--data.text", text,
          "--train.steps", WARMUP_STEPS + steps, "--train.log_every", 1,
          "--output.metrics", metrics, "--output.results", results], RESULTS / "bench-cpu-ours.log")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]

@@ -5,8 +5,9 @@
     python3 tools/test_gpu.py --filter 'GpuParity*'        (a GoogleTest filter)
     python3 tools/test_gpu.py --sanitizer memcheck         (our kernels under compute-sanitizer)
 
-Needs the programs of build/PRESET/tests/gpu, this Python's torch and nothing else: they may have been built on another
-machine. Exit code 0 only when something passed and nothing failed. The last line is `tests: N passed, N failed, N skipped`.
+Needs the programs of build/PRESET, this Python's torch and nothing else: they may have been built on another machine.
+Where this Python has pytest, tests/gpu/test_*.py run too, unless a filter or a sanitizer is given. Exit code 0 only when
+something passed and nothing failed. The last line is `tests: N passed, N failed, N skipped`.
 """
 
 import argparse
@@ -19,6 +20,8 @@ import time
 import results
 
 LIMIT_S = 600  # of one program
+PYTEST_LIMIT_S = 1800  # of all pytest files together
+EVERY = "-Bandwidth*"
 
 
 def library_path():
@@ -33,10 +36,20 @@ def programs(preset):
     return sorted(path for path in folder.iterdir() if path.is_file() and path.suffix == "" and os.access(path, os.X_OK))
 
 
+def run_pytest(preset, environment):
+    """The cases of tests/gpu/test_*.py."""
+    if importlib.util.find_spec("pytest") is None:
+        return [results.Case("pytest", "skipped", "this Python has no pytest: python3 -m pip install pytest")]
+    junit = results.RESULTS / "gpu" / "pytest.xml"
+    command = ["timeout", str(PYTEST_LIMIT_S), sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "-s",
+               "--tb=short", "--no-summary", f"--junitxml={junit}", "tests/gpu"]
+    return results.run_recorded(command, junit, "pytest", environment | {"FSDPP_PRESET": preset})
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="release", help="the build to test, build/PRESET")
-    parser.add_argument("--filter", default="-Bandwidth*", help="GoogleTest filter [%(default)s]")
+    parser.add_argument("--filter", default=EVERY, help="GoogleTest filter [%(default)s]")
     parser.add_argument("--sanitizer", choices=["memcheck", "racecheck", "initcheck", "synccheck"],
                         help="run kernels_test under this tool of compute-sanitizer")
     arguments = parser.parse_args()
@@ -60,6 +73,9 @@ def main():
         junit = results.RESULTS / "gpu" / f"{path.name}.xml"
         command = [*prefix, path, f"--gtest_output=xml:{junit}", f"--gtest_filter={arguments.filter}"]
         cases += results.run_recorded(command, junit, path.name, environment)
+    if arguments.filter == EVERY and not arguments.sanitizer:
+        # It sets library path and multicast for its programs by itself, as a user's shell would not.
+        cases += run_pytest(arguments.preset, {"OMP_NUM_THREADS": environment["OMP_NUM_THREADS"]})
     print()
     results.print_failures(cases)
     figures = {outcome: results.count(cases, outcome) for outcome in ("passed", "failed", "skipped")}

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Trains.  Usage: tools/train.sh PRESET RANKS CONFIG TEXT [ARGS...]     An empty TEXT: the dictionary of fetch_text.sh.
+# On CPUs, whatever the machine has, unless ARGS say --device cuda or --device auto.
 set -euo pipefail
 if [ $# -lt 4 ]; then
   echo "usage: tools/train.sh PRESET RANKS CONFIG TEXT [ARGS...]" >&2
@@ -13,4 +14,5 @@ config=$(from_root "$config")
 [ -z "$text" ] || text=$(from_root "$text")
 cd "$root"
 [ -n "$text" ] || text=$(tools/fetch_text.sh)
-exec "build/$preset/apps/fsdpp/fsdpp" train --config "$config" --ranks "$ranks" --data.text "$text" "$@"
+exec "build/$preset/apps/fsdpp/fsdpp" train --device cpu --config "$config" --ranks "$ranks" \
+  --data.text "$text" "$@"

@@ -25,12 +25,17 @@ constexpr int kMaxRanks = 1024;
 struct Given {
   std::string config_path;
   std::string ranks;
+  std::string device;
   std::map<std::string, std::string> values;  // by key
 };
 
 void add_options(CLI::App& train, Given& given) {
   train.add_option("--config", given.config_path, "TOML file with the values below")->type_name("FILE");
   train.add_option("--ranks", given.ranks, "processes to start on this machine [1]")->type_name("N");
+  train
+      .add_option("--device", given.device,
+                  "where ranks compute: auto (GPUs where there are some), cpu, cuda [auto]")
+      ->type_name("NAME");
   for (const Entry& entry : entries()) {
     const std::string key(entry.key);
     const std::string preset = default_text(entry);
@@ -64,10 +69,19 @@ int parse_ranks(const std::string& text_of_ranks) {
   return ranks;
 }
 
+DeviceChoice parse_device(const std::string& name) {
+  if (name == "auto") return DeviceChoice::automatic;
+  if (name == "cpu") return DeviceChoice::cpu;
+  require(name == "cuda", "--device \"", name,
+          "\": expected one of auto, cpu, cuda; write for example --device cuda");
+  return DeviceChoice::cuda;
+}
+
 Arguments collect(const CLI::App& train, const Given& given) {
   Arguments out;
   out.config_path = given.config_path;
   if (train.count("--ranks") > 0) out.ranks = parse_ranks(given.ranks);
+  if (train.count("--device") > 0) out.device = parse_device(given.device);
   if (train.count("--config") > 0) {
     require(!given.config_path.empty(),
             "--config \"\": expected a TOML file; name one or leave --config out");
@@ -106,7 +120,7 @@ Arguments parse_arguments(int argc, const char* const* argv) {
     throw UsageError(message + "; see fsdpp train --help");
   }
   std::vector<std::string> names = keys();
-  names.insert(names.end(), {"config", "ranks", "help"});
+  names.insert(names.end(), {"config", "device", "ranks", "help"});
   if (!train->parsed()) {
     refuse_rest(app.remaining(), {"help", "version"}, "a command (train)");
     throw UsageError("no command given: expected train; see fsdpp --help");

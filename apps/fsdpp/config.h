@@ -45,6 +45,7 @@ struct DataConfig {
 
 struct ShardingConfig {
   std::string strategy = "optim_grads_params";
+  std::string model_dtype = "auto";
   bool fused = true;
   double timeout_s = 60;
 };

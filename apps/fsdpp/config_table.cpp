@@ -67,6 +67,9 @@ const std::array kEntries = {
     Entry{DATA(validation_fraction), above(0, 0.5), "part of the text that is kept for validation"},
 
     Entry{SHARDING(strategy), choice({"optim_grads_params", "no_shard"}), "what is sharded over the ranks"},
+    Entry{SHARDING(model_dtype), choice({"auto", "fp32", "bf16"}),
+          "of the weights that the model computes with (main weights are fp32); auto: bf16 on GPUs, fp32 on "
+          "CPUs"},
     Entry{SHARDING(fused), {}, "weight gradients are written straight into the reduce's input"},
     Entry{SHARDING(timeout_s), above(0, 1e6), "seconds to wait for another rank"},
 

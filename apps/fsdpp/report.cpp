@@ -55,20 +55,28 @@ std::string purpose_table(const runtime::ShardedModel& sharded) {
   return table.str();
 }
 
+std::string device_line(const Place& place, const runtime::ShardedModel& sharded, comm::PeerGroup& group) {
+  const bool bf16 = sharded.options().model_dtype == at::kBFloat16;
+  return text(place.gpu >= 0 ? "a GPU per rank" : "CPU", bf16 ? ", bf16 with fp32 main weights" : ", fp32",
+              ", lanes through ", group.lanes().describe(), place.note.empty() ? "" : "; on CPUs since ",
+              place.note);
+}
+
 }  // namespace
 
-std::string start_report(const Config& config, const runtime::ShardedModel& sharded,
+std::string start_report(const Config& config, const Place& place, const runtime::ShardedModel& sharded,
                          const data::Corpus& corpus) {
   const int64_t parameters = parameters_of(sharded);
   const auto split = corpus.split(config.data.validation_fraction);
   const int64_t step_tokens = config.train.batch * config.model.sequence;
-  const comm::PeerGroup& group = sharded.group();
+  comm::PeerGroup& group = sharded.group();
   std::string out;
   out +=
       text("model   Llama, ", with_commas(parameters), " parameters, ", human_bytes(parameters * kFp32Bytes),
            " in fp32: ", config.model.layers, " layers of width ", config.model.dim, "\n");
   out += text("ranks   ", group.ranks(), " over ", group.describe(), ", strategy ", config.sharding.strategy,
               config.sharding.fused ? ", fused weight gradients\n" : "\n");
+  out += text("device  ", device_line(place, sharded, group), "\n");
   out += text("text    ", config.data.text, ": ", with_commas(static_cast<long long>(split.train.size())),
               " tokens to learn, ", with_commas(static_cast<long long>(split.validation.size())),
               " for validation\n");
@@ -85,18 +93,21 @@ Held held(const runtime::ShardedModel& sharded) {
           .one_alone = parameters_of(sharded) * kFp32Bytes * (2 + kAdamStates)};
 }
 
-std::string memory_report(const runtime::ShardedModel& sharded,
-                          const std::vector<observe::Resident>& residents) {
+std::string memory_report(const runtime::ShardedModel& sharded, const Memory& memory) {
   const Held bytes = held(sharded);
   std::string out = text("memory  ", human_bytes(bytes.per_rank),
                          " per rank at most for weights, gradients and AdamW; ", "one rank alone would hold ",
                          human_bytes(bytes.one_alone), " (", percent(bytes.per_rank, bytes.one_alone), ")\n");
   out += purpose_table(sharded) + "\n";
-  Table table({"process", "resident", "at most", "without files", "its share"});
-  for (size_t rank = 0; rank < residents.size(); ++rank) {
-    const auto& r = residents[rank];
-    table.row({text("rank ", rank), human_bytes(r.now), human_bytes(r.peak), human_bytes(r.own),
-               human_bytes(r.proportional)});
+  std::vector<std::string> head = {"process", "resident", "at most", "without files", "its share"};
+  if (!memory.gpus.empty()) head.emplace_back("GPU, by all");
+  Table table(head);
+  for (size_t rank = 0; rank < memory.processes.size(); ++rank) {
+    const auto& r = memory.processes[rank];
+    std::vector<std::string> row = {text("rank ", rank), human_bytes(r.now), human_bytes(r.peak),
+                                    human_bytes(r.own), human_bytes(r.proportional)};
+    if (!memory.gpus.empty()) row.push_back(human_bytes(memory.gpus[rank]));
+    table.row(row);
   }
   return out + table.str();
 }

@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <string>
 #include <vector>
 
 #include "apps/fsdpp/cli.h"
 #include "apps/fsdpp/config.h"
+#include "apps/fsdpp/device_choice.h"
 #include "apps/fsdpp/exit_code.h"
 #include "apps/fsdpp/launcher.h"
 #include "apps/fsdpp/train.h"
@@ -32,13 +34,6 @@ int ranks_of(const comm::Identity& identity, const Arguments& arguments) {
   return identity.ranks > 1 ? identity.ranks : std::max(arguments.ranks, 1);
 }
 
-/// Everything that can be wrong with the user's input is found here, before a rank is started or peers are
-/// met.
-struct Prepared {
-  Config config;
-  data::Corpus corpus;
-};
-
 data::Corpus prepare_text(const DataConfig& config) {
   try {
     return data::Corpus::prepare(config.text, config.cache);
@@ -50,13 +45,17 @@ data::Corpus prepare_text(const DataConfig& config) {
   }
 }
 
-Prepared prepare(const Arguments& arguments, int ranks) {
+Config prepare_config(const Arguments& arguments, int ranks) {
   Config config = load_config(arguments.config_path, arguments.overrides);
   check_config(config, ranks);
+  return config;
+}
+
+data::Corpus prepare_checked_text(const Config& config) {
   data::Corpus corpus = prepare_text(config.data);
   const data::Split split = corpus.split(config.data.validation_fraction);
   check_text(config, static_cast<int64_t>(split.train.size()), static_cast<int64_t>(split.validation.size()));
-  return {std::move(config), std::move(corpus)};
+  return corpus;
 }
 
 /// 128 plus the signal. A Ctrl-C meets all ranks at once: one of them says so.
@@ -65,8 +64,9 @@ int stopped(const std::string& message, bool first) {
   return kSignalBase + interrupt_signal();
 }
 
-/// Does what the command line says, as one rank or as the launcher of several.
-int execute(int argc, char** argv, const comm::Identity& identity) {
+/// Does what the command line says, as one rank or as the launcher of several. Sets `on_gpu` once this
+/// process computes there.
+int execute(int argc, char** argv, const comm::Identity& identity, bool& on_gpu) {
   const bool first = identity.rank == 0;
   bool checked = false;  // from here on errors are a rank's own; before, every rank finds the same ones
   try {
@@ -76,11 +76,16 @@ int execute(int argc, char** argv, const comm::Identity& identity) {
       return 0;
     }
     const int ranks = ranks_of(identity, arguments);
+    // Everything that can be wrong with the user's input is found before a rank is started or peers are met.
+    const Config config = prepare_config(arguments, ranks);
+    Place place = choose_place(arguments.device, identity, ranks, argv);
     catch_interrupts();
-    const Prepared prepared = prepare(arguments, ranks);
+    const data::Corpus corpus = prepare_checked_text(config);
     checked = true;
     if (ranks > identity.ranks) return launch(ranks, std::vector<std::string>(argv, argv + argc));
-    train(prepared.config, prepared.corpus, identity);
+    on_gpu = place.gpu >= 0;
+    if (on_gpu) place.gpu = gpu_of(identity);
+    train(config, corpus, identity, place);
     return 0;
   } catch (const UsageError& error) {
     if (first || checked) say(error.what());
@@ -94,11 +99,10 @@ int execute(int argc, char** argv, const comm::Identity& identity) {
   }
 }
 
-}  // namespace
-
-int run(int argc, char** argv) noexcept {
+/// execute(), with every exception as an exit code.
+int guarded(int argc, char** argv, bool& on_gpu) noexcept {
   try {
-    return execute(argc, argv, comm::identity_from_environment());
+    return execute(argc, argv, comm::identity_from_environment(), on_gpu);
   } catch (const UsageError& error) {  // of the launcher's variables
     say(error.what());
     return kBadUsage;
@@ -110,6 +114,18 @@ int run(int argc, char** argv) noexcept {
     say("an exception that says nothing");
   }
   return kFailed;
+}
+
+}  // namespace
+
+int run(int argc, char** argv) noexcept {
+  bool on_gpu = false;
+  const int code = guarded(argc, argv, on_gpu);
+  if (code != 0 && on_gpu) {  // see train(): nothing more may wait for the GPU, nor what ends CUDA at exit
+    std::fflush(nullptr);
+    std::_Exit(code);
+  }
+  return code;
 }
 
 }  // namespace fsdpp::app

@@ -25,7 +25,7 @@ namespace {
 constexpr int64_t kBytes = 256;  // token ids that are bytes: a sample holds no document boundary
 
 int64_t next_byte(const at::Tensor& logits, double temperature, at::Generator& generator) {
-  const at::Tensor last = logits.select(0, 0).select(0, -1).slice(0, 0, kBytes).to(at::kDouble);
+  const at::Tensor last = logits.select(0, 0).select(0, -1).slice(0, 0, kBytes).to(at::kCPU, at::kDouble);
   if (temperature == 0) return at::argmax(last).item<int64_t>();
   const at::Tensor probabilities = at::softmax(last / temperature, 0);
   return at::multinomial(probabilities, 1, /*replacement=*/false, generator).item<int64_t>();
@@ -33,7 +33,8 @@ int64_t next_byte(const at::Tensor& logits, double temperature, at::Generator& g
 
 }  // namespace
 
-std::string write_sample(nn::Llama& model, const SampleConfig& config, int64_t window, bool writer) {
+std::string write_sample(nn::Llama& model, const SampleConfig& config, at::Device place, int64_t window,
+                         bool writer) {
   const at::NoGradGuard no_gradients;
   at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(config.seed));
   std::vector<int64_t> tokens = {data::ByteTokenizer::kBoundary};
@@ -42,7 +43,7 @@ std::string write_sample(nn::Llama& model, const SampleConfig& config, int64_t w
     if (interrupted()) throw Interrupted("stopped while writing the sample");
     const size_t context = writer ? std::min(tokens.size(), static_cast<size_t>(window)) : 1;
     const at::Tensor inputs = at::tensor(std::span(tokens).last(context), at::kLong).unsqueeze(0);
-    const at::Tensor logits = call(model, inputs, at::Tensor());
+    const at::Tensor logits = call(model, inputs.to(place), at::Tensor());
     if (writer) tokens.push_back(next_byte(logits, config.temperature, generator));
   }
   return writer ? data::ByteTokenizer::decode(std::span<const int64_t>(tokens)) : "";

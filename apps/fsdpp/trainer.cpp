@@ -2,13 +2,13 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
 
 #include "fsdpp/base/error.h"
 #include "fsdpp/base/interrupt.h"
-#include "fsdpp/optim/clip.h"
 #include "fsdpp/optim/schedule.h"
 #include "fsdpp/runtime/call.h"
 
@@ -35,35 +35,54 @@ optim::AdamWOptions adamw_options(const TrainConfig& t) {
   return options;
 }
 
+at::Device place_of(const device::Device* lanes) {
+  if (lanes == nullptr || lanes->gpu() < 0) return at::kCPU;
+  return {at::kCUDA, static_cast<c10::DeviceIndex>(lanes->gpu())};
+}
+
+runtime::Options options_of(const ShardingConfig& s, at::Device place) {
+  runtime::Options options{.strategy = runtime::strategy_from(s.strategy), .fused = s.fused};
+  // The model is made in fp32, which are the main weights: rounding them is all that bf16 changes.
+  if (s.model_dtype == "bf16" || (s.model_dtype == "auto" && place.is_cuda()))
+    options.model_dtype = at::kBFloat16;
+  return options;
+}
+
+/// `tokens` where the model lies. On the way to a GPU they are copied to pinned memory, from where they go
+/// without the host waiting; libtorch keeps that memory until the copy is over.
+at::Tensor moved(const at::Tensor& tokens, at::Device place) {
+  return place.is_cpu() ? tokens : tokens.pin_memory().to(place, /*non_blocking=*/true);
+}
+
 }  // namespace
 
-Trainer::Trainer(const Config& config, comm::PeerGroup& group, const data::Split& split)
+Trainer::Trainer(const Config& config, comm::PeerGroup& group, const data::Split& split,
+                 std::unique_ptr<device::Device> lanes)
     : config_(config),
       group_(group),
       train_(split.train, config.model.sequence, config.train.batch,
              static_cast<uint64_t>(config.train.seed)),
       validation_(data::Sampler::validation(split.validation, config.model.sequence, config.train.batch)),
+      place_(place_of(lanes.get())),
       model_(
           std::make_shared<nn::Llama>(llama_config(config.model), static_cast<uint64_t>(config.train.seed))),
-      sharded_(fully_shard(group, model_, model_->units(),
-                           runtime::Options{.strategy = runtime::strategy_from(config.sharding.strategy),
-                                            .fused = config.sharding.fused})),
+      sharded_(
+          fully_shard(group, model_, model_->units(), options_of(config.sharding, place_), std::move(lanes))),
       optimizer_(std::make_unique<optim::AdamW>(*sharded_, adamw_options(config.train))) {}
 
 StepResult Trainer::step(int64_t step) {
   const TrainConfig& t = config_.train;
-  StepResult result;
+  StepResult result{.loss = zero()};
   for (int64_t m = 0; m < t.microbatches; ++m) {
     if (interrupted()) throw Interrupted(text("stopped in step ", step + 1));
     const data::Batch batch = train_.batch(step, group_.rank(), group_.ranks(), m, t.microbatches);
     const auto scope = sharded_->microbatch(/*last=*/m + 1 == t.microbatches);
-    const at::Tensor loss = call(*model_, batch.inputs, batch.targets) / static_cast<double>(t.microbatches);
-    loss.backward();
-    result.loss += loss.item<double>();
+    const at::Tensor part = loss(batch) / static_cast<double>(t.microbatches);
+    part.backward();
+    result.loss += part.detach();
   }
   result.learning_rate = optim::warmup_cosine(step, t.warmup_steps, t.steps, t.learning_rate, t.min_lr_ratio);
-  result.gradient_norm = optim::clip_grad_norm(*sharded_, t.clip_norm);
-  optimizer_->step(result.learning_rate);
+  result.gradient_norm = optimizer_->step(result.learning_rate, t.clip_norm);
   sharded_->zero_grad();
   return result;
 }
@@ -72,16 +91,22 @@ double Trainer::validate() {
   const at::NoGradGuard no_gradients;
   const int64_t microbatches = config_.train.microbatches;
   const int64_t batches = std::min(config_.train.eval_batches, validation_.full_batches());
-  double loss = 0;
+  at::Tensor sum = zero();
   for (int64_t b = 0; b < batches; ++b) {
     for (int64_t m = 0; m < microbatches; ++m) {
       if (interrupted()) throw Interrupted("stopped in the validation");
       const data::Batch batch = validation_.batch(b, group_.rank(), group_.ranks(), m, microbatches);
-      loss += call(*model_, batch.inputs, batch.targets).item<double>();
+      sum += loss(batch);
     }
   }
-  return mean(loss / static_cast<double>(batches * microbatches));
+  return mean(sum.item<double>() / static_cast<double>(batches * microbatches));
 }
+
+at::Tensor Trainer::loss(const data::Batch& batch) {
+  return call(*model_, moved(batch.inputs, place_), moved(batch.targets, place_));
+}
+
+at::Tensor Trainer::zero() const { return at::zeros({}, at::TensorOptions(place_).dtype(at::kDouble)); }
 
 double Trainer::mean(double value) {
   return group_.sum(std::array{value}).front() / static_cast<double>(group_.ranks());

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "fsdpp/base/error.h"
+#include "fsdpp/base/interrupt.h"
 
 namespace fsdpp::comm {
 namespace {
@@ -73,6 +74,8 @@ void CudaWatchdog::look(const uint32_t* now) {
 
 void CudaWatchdog::end(int rank, std::size_t channel, uint32_t expected, uint32_t seen,
                        const std::string& why) {
+  // The user has stopped the job, and that rank heard it a moment earlier: nobody is lost.
+  if (interrupted()) std::_Exit(128 + interrupt_signal());
   const std::string message =
       text("fsdpp: lost rank ", rank, ": ", why, "; rank ", group_.rank(), " of group \"", group_.name(),
            "\" waited on its GPU for rank ", rank, " to reach ", expected, " on channel \"",

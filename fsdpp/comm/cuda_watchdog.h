@@ -14,7 +14,7 @@ namespace fsdpp::comm {
 ///
 /// When a wait is not satisfied within the group's timeout after it was enqueued, or its peer is known to be
 /// gone, prints which rank did not come on which channel, gives up on that rank, and ends this process with
-/// `exit_code`.
+/// `exit_code`; after SIGINT or SIGTERM (see interrupted()) silently, with 128 plus the signal.
 class CudaWatchdog {
  public:
   /// `pad`: this GPU's counters [ranks][channels], read a few times a second. All must outlive it.

@@ -16,11 +16,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = pathlib.Path(
     os.environ.get("FSDPP_PROGRAM", ROOT / "build" / os.environ.get("FSDPP_PRESET", "release") / "apps/fsdpp/fsdpp")
 )
+PROGRAM_NAMES = {PROGRAM.name, "fsdpp-cuda"}
 TORCHRUN = pathlib.Path(sys.executable).parent / "torchrun"
 MARKER = "FSDPP_TEST_RUN"  # in the environment of everything a run starts, so that all of it can be found
 PATIENCE_S = 60  # for what should take a second: the machine may be busy
 
+# What these tests look at is the same on any machine: also where there are GPUs.
 TINY = {
+    "device": "cpu",
     "model.dim": 32,
     "model.layers": 2,
     "model.heads": 2,
@@ -142,7 +145,8 @@ class Job:
         found = {}
         for pid in self.pids():
             rank = variables(pid).get("RANK")
-            if rank is not None and read_proc(pid, "cmdline").split(b"\0")[0] == str(PROGRAM).encode():
+            program = pathlib.Path(os.fsdecode(read_proc(pid, "cmdline").split(b"\0")[0]))
+            if rank is not None and program.name in PROGRAM_NAMES:
                 found[int(rank)] = pid
         return found
 

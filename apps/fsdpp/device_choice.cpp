@@ -1,0 +1,89 @@
+#include "apps/fsdpp/device_choice.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+
+#include "apps/fsdpp/place.h"
+#include "fsdpp/base/error.h"
+
+namespace fsdpp::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// NVIDIA's driver shows its GPUs here; to look loads nothing of CUDA. A container may show GPUs that it does
+/// not lend: fsdpp-cuda asks the driver.
+bool machine_shows_gpu() {
+  std::error_code error;
+  if (fs::exists("/dev/nvidia0", error)) return true;
+  return fs::directory_iterator("/proc/driver/nvidia/gpus", error) != fs::directory_iterator();
+}
+
+/// The program for GPUs, beside this one wherever it is called from.
+fs::path gpu_program() {
+  std::error_code error;
+  return fs::read_symlink("/proc/self/exe", error).parent_path() / "fsdpp-cuda";
+}
+
+Place hand_over(DeviceChoice wanted, char** argv) {
+  const bool shown = machine_shows_gpu();
+  if (wanted == DeviceChoice::automatic && !shown) return {};
+  const fs::path program = gpu_program();
+  if (access(program.c_str(), X_OK) != 0) {
+    const std::string missing = text("this program computes on CPUs alone, and there is no ",
+                                     program.string(), " to go on in its place");
+    require(wanted != DeviceChoice::cuda, "--device cuda: ", missing,
+            shown ? "" : " (nor does this machine show an NVIDIA GPU)",
+            "; build it where there are a CUDA toolkit and a torch with CUDA, or give --device cpu");
+    return {.note = text("there is a GPU, but ", missing)};
+  }
+  execv(program.c_str(), argv);
+  throw EnvironmentError(text("cannot start ", program.string(), ": ", std::strerror(errno),
+                              "; build it again, or give --device cpu"));
+}
+
+}  // namespace
+
+Place choose_place(DeviceChoice wanted, const comm::Identity& identity, int ranks, char** argv) {
+  if (wanted == DeviceChoice::cpu) return {};
+  if (!built_for_gpus()) return hand_over(wanted, argv);
+  const int gpus = gpu_count();
+  if (gpus == 0) {
+    require(wanted != DeviceChoice::cuda,
+            "--device cuda: there is no GPU that this process can use; look at nvidia-smi and at "
+            "CUDA_VISIBLE_DEVICES, or give --device cpu");
+    return {.note = "there is no GPU that this process can use"};
+  }
+  // Under another launcher each rank may see its own GPU alone.
+  require(ranks == identity.ranks || ranks <= gpus, "--ranks ", ranks, ": this process can use ", gpus,
+          gpus == 1 ? " GPU" : " GPUs", ", and each rank needs one of its own; give --ranks ", gpus,
+          ", or --device cpu");
+  return {.gpu = 0};
+}
+
+int gpu_of(const comm::Identity& identity) {
+  const int gpus = gpu_count();
+  if (gpus == 1) return 0;  // some launchers show each rank its own GPU alone
+  int gpu = identity.rank;
+  if (const char* given = std::getenv("LOCAL_RANK")) {
+    const std::string_view digits(given);
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), gpu);
+    require(error == std::errc() && end == digits.data() + digits.size() && gpu >= 0, "LOCAL_RANK = \"",
+            given,
+            "\": expected a whole number from 0, the number of this rank on its host; correct it or leave it "
+            "out");
+  }
+  require(gpu < gpus, "rank ", identity.rank, " would compute on GPU ", gpu, ", but this process can use ",
+          gpus, " of them, and each rank needs one of its own; start at most ", gpus,
+          " ranks, or give --device cpu");
+  return gpu;
+}
+
+}  // namespace fsdpp::app
