@@ -78,7 +78,7 @@ class Trained:
         values = {"data.text": text, "data.cache": folder / "tokens", "data.validation_fraction": 0.05,
                   "train.steps": STEPS, "train.log_every": 1, "train.eval_every": 100, "output.metrics": metrics,
                   "output.results": results} | {name.replace("__", "."): value for name, value in values.items()}
-        command = [*launcher, program, "train", "--config", CONFIG, *options(values), *arguments]
+        command = [*map(str, [*launcher, program, "train", "--config", CONFIG, *options(values), *arguments])]
         self.result = run(command[1:], libraries(), timeout=600, program=command[0])
         assert self.result.code == 0, self.result
         self.out = self.result.out.decode()
