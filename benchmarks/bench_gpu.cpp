@@ -153,7 +153,8 @@ class Row {
     return count;
   }
   [[nodiscard]] int64_t tokens() const { return a_.batch * a_.sequence; }
-  [[nodiscard]] int64_t planned_bytes() const { return sharded_ ? sharded_->memory().peak() : 0; }
+  /// Of the runtime: weights, slots, optimizer; gradient shards lie in libtorch's allocator.
+  [[nodiscard]] int64_t runtime_bytes() const { return sharded_ ? sharded_->memory().peak() : 0; }
 
  private:
   void clear() {
@@ -184,8 +185,12 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-nlohmann::json measure(const Arguments& a, Row& row, comm::PeerGroup& group) {
+nlohmann::json measure(const Arguments& a, Row& row, comm::PeerGroup& group, int64_t context_bytes) {
   group.barrier();
+  row.step();
+  device::cuda_synchronize();
+  // What a step needs, known when the first is over: the plan that memory is held against.
+  const int64_t plan = context_bytes + row.runtime_bytes() + device::cuda_memory().allocated;
   bool warm = false;
   for (const auto begin = Clock::now(); !warm;) {  // all ranks take the same number of steps
     row.step();
@@ -223,7 +228,7 @@ nlohmann::json measure(const Arguments& a, Row& row, comm::PeerGroup& group) {
           {"allocated_gib", static_cast<double>(memory.allocated) / kGiB},
           {"reserved_gib", static_cast<double>(memory.reserved) / kGiB},
           {"taken_gib", static_cast<double>(taken) / kGiB},
-          {"plan_gib", static_cast<double>(row.planned_bytes()) / kGiB},
+          {"plan_gib", static_cast<double>(plan) / kGiB},
           {"loss", loss.item<double>()},
           {"parameters", row.parameters()},
           {"tokens", row.tokens()}};
@@ -247,10 +252,11 @@ void run(const Arguments& a) {
   const int gpu = local != nullptr ? std::atoi(local) : group->rank();
   comm::use_cuda_lanes(*group, gpu, a.row == "ours-nccl" ? comm::CudaVia::nccl : comm::CudaVia::automatic);
   device::use_compute_stream(gpu);
+  const int64_t context_bytes = device::cuda_memory().taken;  // CUDA's own, and the group's
   nlohmann::json line;
   {
     Row row(a, *group, gpu);
-    line = measure(a, row, *group);
+    line = measure(a, row, *group, context_bytes);
     if (!a.trace.empty()) write_trace(a.trace + "." + std::to_string(group->rank()), row);
     group->barrier();
   }

@@ -64,6 +64,7 @@ class ShardReducer final : public Reducer {
 
  private:
   static constexpr const char* kPurpose = "gradient shards";
+  static constexpr auto kFp32Bytes = static_cast<int64_t>(sizeof(float));
 
   struct State {
     bool open = false;          // holds contributions of this backward
@@ -233,7 +234,8 @@ void ShardReducer::renew_gradient(ParameterGroup& group) {
     if (group.gradient.storage().use_count() == ours) return;
   }
   if (held_.count(&group) == 0) {
-    const int64_t bytes = group.layout->shard_numel() * static_cast<int64_t>(sizeof(float));
+    // On a GPU it is libtorch's memory, in turn with activations: counted with those, not by us.
+    const int64_t bytes = peers_.device().gpu() < 0 ? group.layout->shard_numel() * kFp32Bytes : 0;
     ledger_->add(kPurpose, bytes);
     held_[&group] = bytes;
   }
