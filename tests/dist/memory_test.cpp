@@ -118,6 +118,13 @@ bool is_mapped(const void* address) {
   return msync(start, 1, MS_ASYNC) == 0 || errno != ENOMEM;
 }
 
+// AddressSanitizer maps memory of its own at any time, also where ours has just been.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kMapsByItself = true;
+#else
+constexpr bool kMapsByItself = false;
+#endif
+
 class CasesOfDeletion : public OnRanks {};
 INSTANTIATE_TEST_SUITE_P(Strategies, CasesOfDeletion, all_ranks(), parameters_name);
 
@@ -166,7 +173,9 @@ TEST_P(CasesOfDeletion, Case47DeletingTheModelFreesItsMemoryAtOnce) {
       group.barrier();
       EXPECT_TRUE(watched.expired());
       EXPECT_TRUE(gradient.expired());
-      for (const auto& [address, what] : used) EXPECT_FALSE(is_mapped(address)) << what;
+      if (!kMapsByItself) {
+        for (const auto& [address, what] : used) EXPECT_FALSE(is_mapped(address)) << what;
+      }
       group.barrier();
     });
   }
