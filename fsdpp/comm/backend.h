@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -60,6 +61,11 @@ class PeerBackend {
   /// Called once this rank gives up on `rank` after a timeout: on the same host a stopped process is ended,
   /// so that it does not stay behind. Does nothing for threads.
   virtual void give_up_on(int rank) noexcept = 0;
+
+  /// Called before a wait that has to wait: ranks that run by turns let the others go on until `reached`.
+  virtual void before_wait(const std::function<bool()>& reached, const std::string& what) {
+    static_cast<void>(reached), static_cast<void>(what);
+  }
 };
 
 }  // namespace fsdpp::comm

@@ -42,6 +42,10 @@ uint32_t SignalBoard::value(int rank, int channel) const { return value_of(count
 int SignalBoard::channels() const noexcept { return static_cast<int>(names_.size()); }
 
 void SignalBoard::wait(int rank, int channel, uint32_t sequence) {
+  if (value(rank, channel) < sequence) {
+    backend_.before_wait([=, this] { return value(rank, channel) >= sequence; },
+                         names_[static_cast<std::size_t>(channel)]);
+  }
   const WaitOutcome outcome = wait_for(counter(rank, channel), sequence, timeout_,
                                        [this, rank] { return backend_.trouble_with(rank); });
   if (outcome.result == WaitResult::reached) return;

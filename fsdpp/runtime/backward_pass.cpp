@@ -228,13 +228,16 @@ void BackwardPass::accumulated(Parameter& parameter) {
     const GradSink sink = reducer_->open(parameter);
     const ByteRange range{sink.view.const_data_ptr(), static_cast<std::size_t>(sink.view.nbytes())};
     const bool add = sink.mode == GradSink::Mode::add;
-    device_.announce(device::LaneKind::compute, "grad " + parameter.name,
-                     {add ? std::vector<ByteRange>{range} : std::vector<ByteRange>{}, {range}});
-    if (!add) {
-      sink.view.copy_(gradient);
-    } else {
-      sink.view.add_(gradient);
-    }
+    device_.run(device::LaneKind::compute, "grad " + parameter.name,
+                {add ? std::vector<ByteRange>{range} : std::vector<ByteRange>{}, {range}},
+                [view = sink.view, gradient, add] {
+                  const at::NoGradGuard without;
+                  if (add) {
+                    view.add_(gradient);
+                  } else {
+                    view.copy_(gradient);
+                  }
+                });
     report(parameter);
     brought.reset();
   }

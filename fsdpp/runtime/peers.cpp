@@ -107,11 +107,17 @@ std::vector<uint64_t> Peers::exchange_votes(uint32_t epoch, uint64_t vote) {
 std::vector<uint64_t> Peers::exchange_needs(uint64_t need) {
   const uint32_t number = ++needs_;
   const int index = kVotes + static_cast<int>(number % kNeeds);
+  device_.announce(device::LaneKind::host, "need", {{}, {{word(rank(), index), sizeof(need)}}});
   *word(rank(), index) = need;
-  votes_->signal(1, number);
+  device_.signal(device::LaneKind::host, "needs", Channel::kNeeds, number,
+                 [this, number] { votes_->signal(1, number); });
   std::vector<uint64_t> result;
   for (int peer = 0; peer < ranks(); ++peer) {
-    if (peer != rank()) votes_->wait(peer, 1, number);
+    if (peer != rank()) {
+      device_.wait_signal(device::LaneKind::host, "needs", peer, Channel::kNeeds, number,
+                          [this, peer, number] { votes_->wait(peer, 1, number); });
+    }
+    device_.announce(device::LaneKind::host, "needs", {{{word(peer, index), sizeof(need)}}, {}});
     result.push_back(*word(peer, index));
   }
   return result;

@@ -14,6 +14,7 @@ namespace fsdpp::runtime {
 /// Numbers of the signal channels of one sharded model. Per parameter group six, all counted from 1.
 struct Channel {
   static constexpr int kBarrier = -2;  // the group's own, named in traces alone
+  static constexpr int kNeeds = -3;    // likewise: the hosts' exchange_needs()
   static constexpr int kReleased = 0;  // "I will not pull the epoch before this one again"
   static constexpr int kScalars = 1;   // "my numbers of the next exchange can be read"
   static constexpr int kPerGroup = 6;

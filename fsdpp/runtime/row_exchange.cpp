@@ -62,7 +62,7 @@ device::RowTable RowExchange::table() const {
 void RowExchange::reserve(int64_t rows_needed) {
   if (rows_needed <= capacity_) return;
   peers_.device().synchronize();
-  peers_.group().barrier();  // nobody reads the old memory any more
+  peers_.barrier("rows of " + group_.name);  // nobody reads the old memory any more
   const std::shared_ptr<comm::PeerMemory> old = memory_;
   const int own = peers_.rank();
   const int64_t* old_ids = old ? ids(own) : nullptr;

@@ -71,7 +71,9 @@ void SlotMemory::move(int slot, device::State to) {
 
 void SlotMemory::retire_all() {
   for (int slot = 0; slot < slots(); ++slot) end_life(LaneKind::gather, slot);
-  if (memory_) device::poison(memory_->peer(peers_.rank()), memory_->bytes());
+  // Lanes that run later poison in their own order: each slot when it is released.
+  if (memory_ && peers_.device().runs_inline())
+    device::poison(memory_->peer(peers_.rank()), memory_->bytes());
 }
 
 int SlotMemory::slot_of(const ParameterGroup& group) const {

@@ -127,6 +127,7 @@ void Closure::cut_memory() {
   }
   std::sort(edges_.begin(), edges_.end());
   edges_.erase(std::unique(edges_.begin(), edges_.end()), edges_.end());
+  while (cut_copies_alike()) continue;
   cells_.resize(edges_.size());
   accesses_.resize(edges_.size());
   for (const std::size_t step : order_) {
@@ -141,6 +142,27 @@ void Closure::cut_memory() {
     for (const ByteRange& range : operation.writes)
       each_cell(range, [&](std::size_t cell) { accesses_[cell].push_back({step, write}); });
   }
+}
+
+// What a copy brings is cut as where it comes from: a part that was never written stays told apart.
+bool Closure::cut_copies_alike() {
+  std::vector<uintptr_t> more;
+  const auto cut_as = [&](const ByteRange& from, const ByteRange& to) {
+    for (auto edge = std::upper_bound(edges_.begin(), edges_.end(), from.first());
+         edge != edges_.end() && *edge < from.end(); ++edge) {
+      const uintptr_t there = *edge - from.first() + to.first();
+      if (!std::binary_search(edges_.begin(), edges_.end(), there)) more.push_back(there);
+    }
+  };
+  for (const Step& step : schedule_) {
+    const Operation& operation = step.operation;
+    for (std::size_t i = 0; operation.kind == OperationKind::copy && i < operation.reads.size(); ++i)
+      cut_as(operation.reads[i], operation.writes[i]);
+  }
+  edges_.insert(edges_.end(), more.begin(), more.end());
+  std::sort(edges_.begin(), edges_.end());
+  edges_.erase(std::unique(edges_.begin(), edges_.end()), edges_.end());
+  return !more.empty();
 }
 
 // A counter rises by one, each raise after the one before it; who waits for peers' has raised its own.

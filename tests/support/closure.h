@@ -37,6 +37,7 @@ class Closure {
   bool order_steps();
   void close();
   void cut_memory();
+  bool cut_copies_alike();
   void check_counters();
   void check_wait(std::size_t step, const std::vector<std::size_t>& own);
   void check_rejoins();
