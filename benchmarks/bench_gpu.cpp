@@ -39,7 +39,6 @@ constexpr uint64_t kSeed = 1;
 struct Arguments {
   std::string row = "ours";
   std::string wgrad = "bf16";
-  std::string wire = "fp32";
   nn::LlamaConfig model{.rope_theta = 500000, .dtype = at::kBFloat16};
   int64_t sequence = 4096;
   int64_t batch = 1;
@@ -56,7 +55,6 @@ Arguments parse(int argc, char** argv) {
       ->check(CLI::IsMember({"floor", "ours", "ours-copy", "ours-nccl", "ours-graph"}));
   app.add_option("--wgrad", a.wgrad, "output of the floor's weight gradients")
       ->check(CLI::IsMember({"bf16", "fp32"}));
-  app.add_option("--wire", a.wire, "of reduces")->check(CLI::IsMember({"fp32"}));
   app.add_option("--layers", a.model.layers);
   app.add_option("--dim", a.model.dim);
   app.add_option("--ffn", a.model.ffn);

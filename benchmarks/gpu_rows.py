@@ -97,7 +97,6 @@ _SHARDED = [
     _ours("ours-copy"),
     _ours("ours-nccl"),
     _ours("ours-graph"),
-    Row("ours-bf16", "ours", ("--row", "ours", "--wire", "bf16")),
     _fsdp2("fsdp2-bf16", "--reduce", "bf16"),
     _fsdp2("fsdp2-compiled", "--compile"),
     _fsdp2("fsdp2-expandable", environment=EXPANDABLE),
