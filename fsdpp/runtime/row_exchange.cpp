@@ -108,15 +108,19 @@ at::Tensor RowExchange::gather(const at::Tensor& indices, bool with_gradient) {
   return result;
 }
 
+// Our ids and rows are ours to write once every rank has read the last ones.
+void RowExchange::await_pulls() {
+  if (sequence_ == 0) return;
+  peers_.device().wait(LaneKind::compute, pulled_);
+  peers_.wait_all(LaneKind::compute, "rows pulled " + group_.name, Channel::rows_pulled(group_.id),
+                  sequence_);
+}
+
 void RowExchange::add(const at::Tensor& indices, const at::Tensor& gradients) {
   const int64_t count = indices.numel();
   FSDPP_INVARIANT(taken_ + count <= capacity_, "embedding ", group_.name, ": gradients of ", taken_ + count,
                   " rows where ", capacity_, " were looked up");
-  if (taken_ == 0 && sequence_ > 0) {
-    peers_.device().wait(LaneKind::compute, pulled_);
-    peers_.wait_all(LaneKind::compute, "rows pulled " + group_.name, Channel::rows_pulled(group_.id),
-                    sequence_);
-  }
+  if (taken_ == 0) await_pulls();
   const int own = peers_.rank();
   int64_t* id_place = ids(own) + taken_;
   std::byte* row_place = rows(own) + taken_ * row_bytes_;
@@ -140,6 +144,7 @@ void RowExchange::reduce(float* gradient, float scale, bool add_to_gradient) {
   const int64_t shard = group_.layout->shard_numel();
   const int64_t first = peers_.rank() * shard;
   const int64_t owned = std::clamp<int64_t>(vocabulary_ * dim_ - first, 0, shard);
+  if (taken_ == 0 && capacity_ > 0) await_pulls();
   const uint32_t sequence = ++sequence_;
   if (capacity_ == 0) {  // nobody has looked anything up
     if (!add_to_gradient) {
@@ -149,11 +154,6 @@ void RowExchange::reduce(float* gradient, float scale, bool add_to_gradient) {
     }
   }
   const at::TensorOptions id_options = at::TensorOptions(group_.place).dtype(at::kLong);
-  if (taken_ == 0 && capacity_ > 0 && sequence > 1) {
-    device.wait(LaneKind::compute, pulled_);
-    peers_.wait_all(LaneKind::compute, "rows pulled " + group_.name, Channel::rows_pulled(group_.id),
-                    sequence - 1);
-  }
   if (taken_ < capacity_) {
     int64_t* rest = ids(peers_.rank()) + taken_;
     const int64_t count = capacity_ - taken_;

@@ -44,6 +44,7 @@ class RowExchange {
 
  private:
   void reserve(int64_t rows_needed);
+  void await_pulls();
   [[nodiscard]] int64_t* ids(int rank) const;
   [[nodiscard]] std::byte* rows(int rank) const;
   [[nodiscard]] device::RowTable table() const;
