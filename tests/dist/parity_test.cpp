@@ -43,6 +43,7 @@ struct Configuration {
   bool tied;
   bool fused;
   bool rows = false;  // the embedding is exchanged by rows
+  int blocks = 3;
 };
 
 using Parameters = std::tuple<int, Strategy, int, bool, bool, bool, bool>;
@@ -85,7 +86,10 @@ class GradientSpy final : public torch::autograd::FunctionPostHook {
 class Rank {
  public:
   Rank(comm::PeerGroup& group, const Configuration& configuration, const std::vector<OracleStep>& oracle)
-      : group_(group), c_(configuration), oracle_(oracle), model_{.tied = configuration.tied} {
+      : group_(group),
+        c_(configuration),
+        oracle_(oracle),
+        model_{.blocks = configuration.blocks, .tied = configuration.tied} {
     net_ = std::make_shared<IntegerNet>(model_);
     for (const auto& weight : net_->parameters()) {
       accumulators_.push_back(torch::autograd::impl::grad_accumulator(weight));
@@ -261,6 +265,18 @@ TEST_P(Parity, TrainsWithTheBitsOfOneProcess) {
                                                      .rate = kRate});
   ASSERT_FALSE(HasFailure()) << "the oracle is not exact: nothing to compare with";
   run_watched_ranks(c.ranks, [&](comm::PeerGroup& group) { Rank(group, c, oracle).train(); });
+}
+
+// Without blocks nothing but the rows' own signals says that they were read before they are written again.
+TEST(ParityOfRows, WithoutAnyOtherUnit) {
+  at::set_num_threads(1);
+  for (const int ranks : {2, 3}) {
+    const Configuration c{ranks, Strategy::optim_grads_params, 3, true, false, true, true, 0};
+    const std::vector<OracleStep> oracle = test::integer_oracle(
+        {.blocks = 0},
+        Descent{.steps = kSteps, .pieces = ranks * 3, .divisor = ranks == 3 ? 1 : ranks, .rate = kRate});
+    test::run_watched_ranks(ranks, [&](comm::PeerGroup& group) { Rank(group, c, oracle).train(); });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Integers, Parity,
