@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <list>
 #include <utility>
 #include <vector>
 
@@ -137,6 +138,14 @@ class CudaDevice final : public Device {
                                     &first, 1, now));
   }
 
+  // From pageable memory the driver has taken the bytes when the call returns. A captured copy reads its
+  // source again at every replay: it must stay.
+  void upload_bytes(void* target, const std::vector<std::byte>& kept) override {
+    const cudaStream_t now = c10::cuda::getCurrentCUDAStream(place()).stream();
+    const std::vector<std::byte>& source = is_capturing(now) ? captured_.emplace_back(kept) : kept;
+    FSDPP_CUDA(cudaMemcpyAsync(target, source.data(), source.size(), cudaMemcpyHostToDevice, now));
+  }
+
   void fill_bytes(void* target, int value, std::size_t bytes) override {
     FSDPP_CUDA(cudaMemsetAsync(target, value, bytes, c10::cuda::getCurrentCUDAStream(place()).stream()));
   }
@@ -179,6 +188,7 @@ class CudaDevice final : public Device {
   c10::cuda::CUDAStream setup_;
   std::array<CudaMarks, 3> marks_;
   CudaEvent fork_;
+  std::list<std::vector<std::byte>> captured_;  // uploads that graphs read
   std::vector<CudaEvent> ahead_;
   std::size_t next_ahead_ = 0;
 };

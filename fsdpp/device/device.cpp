@@ -66,6 +66,19 @@ void Device::copy_all(LaneKind lane, std::string name, std::vector<Copy> copies)
   issue(std::move(operation), [this, copies = std::move(copies)] { copy_bytes(copies); });
 }
 
+void Device::upload(LaneKind lane, std::string name, void* target, const void* source, std::size_t bytes) {
+  if (bytes == 0) return;
+  Operation operation{.kind = OperationKind::copy, .lane = lane, .name = std::move(name)};
+  operation.writes = {{target, bytes}};
+  const auto* first = static_cast<const std::byte*>(source);
+  issue(std::move(operation),
+        [this, target, kept = std::vector<std::byte>(first, first + bytes)] { upload_bytes(target, kept); });
+}
+
+void Device::upload_bytes(void* target, const std::vector<std::byte>& kept) {
+  std::memcpy(target, kept.data(), kept.size());
+}
+
 void Device::fill(LaneKind lane, std::string name, void* target, int value, std::size_t bytes) {
   if (bytes == 0) return;
   Operation operation{.kind = OperationKind::fill, .lane = lane, .name = std::move(name)};

@@ -50,6 +50,8 @@ class Device {
   void copy(LaneKind lane, std::string name, void* target, const void* source, std::size_t bytes);
   /// Several copies as one operation, in any order among themselves.
   void copy_all(LaneKind lane, std::string name, std::vector<Copy> copies);
+  /// Copies from the host's ordinary memory, which is the caller's again when this returns.
+  void upload(LaneKind lane, std::string name, void* target, const void* source, std::size_t bytes);
   /// Sets `bytes` at `target` to `value` on `lane`.
   void fill(LaneKind lane, std::string name, void* target, int value, std::size_t bytes);
   /// Runs `work`, which touches what `access` says, on `lane`.
@@ -96,6 +98,9 @@ class Device {
   virtual void drain() {}
   /// What copy() and fill() do when their turn comes.
   virtual void copy_bytes(const std::vector<Copy>& copies);
+  /// `kept`: the uploaded bytes; the device may read them until the lane has come to the copy, or keep them
+  /// itself.
+  virtual void upload_bytes(void* target, const std::vector<std::byte>& kept);
   virtual void fill_bytes(void* target, int value, std::size_t bytes);
 
  private:

@@ -57,8 +57,8 @@ void ShardAdamW::send(Runs& table, decltype(Runs::runs) runs, const char* name) 
     model_.device().synchronize();
     table.memory = model_.device().allocate(bytes, "tables of the optimizer", model_.ledger());
   }
-  table.runs = std::move(runs);  // read by the copy until the next change
-  model_.device().copy(LaneKind::compute, name, table.memory.data(), table.runs.data(), bytes);
+  table.runs = std::move(runs);
+  model_.device().upload(LaneKind::compute, name, table.memory.data(), table.runs.data(), bytes);
 }
 
 const float* ShardAdamW::clip(double max_norm, double norm_type, at::Tensor& norm) {

@@ -97,6 +97,19 @@ TEST(SimDevice, ReleasedMemoryHoldsGarbage) {
   });
 }
 
+// The lane comes to the copy long after the caller has used its memory for something else.
+TEST(SimDevice, AnUploadsSourceIsTheCallersAgainAtOnce) {
+  run_sim_ranks(1, {}, [&](comm::PeerGroup&, SimWorld& world) {
+    SimDevice lanes(world, 0);
+    const device::Memory memory = lanes.allocate(sizeof(float), "value", nullptr);
+    float source = 3;
+    lanes.upload(LaneKind::compute, "table", memory.data(), &source, sizeof(source));
+    source = 4;
+    lanes.synchronize();
+    EXPECT_EQ(*reinterpret_cast<const float*>(memory.data()), 3.0F);
+  });
+}
+
 TEST(SimDevice, StaysNear) {
   for (uint64_t index = 0; index < kSeeds; ++index) {
     run_sim_ranks(1, nth_seed(index), [&](comm::PeerGroup&, SimWorld& world) {
