@@ -8,7 +8,6 @@
 namespace fsdpp::buffer {
 namespace {
 
-using device::Device;
 using layout::Placement;
 using layout::Transition;
 
@@ -19,9 +18,7 @@ const float* elements_of(const ShardedBuffer& source, int rank, int64_t shard_of
          shard_offset;
 }
 
-ByteRange range_of(const float* begin, int64_t count) {
-  return {begin, static_cast<std::size_t>(count * kElement)};
-}
+ByteRange range_of(const float* begin, int64_t count) { return bytes_at(begin, count * kElement); }
 
 // One operation: the sum of `sources` on the route's lane.
 void sum(const Route& route, const std::string& name, float* out, std::vector<const float*> sources,

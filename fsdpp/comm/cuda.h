@@ -1,8 +1,5 @@
 #pragma once
 
-#include <functional>
-#include <string>
-
 #include "fsdpp/comm/peer_group.h"
 
 namespace fsdpp::comm {

@@ -20,8 +20,6 @@
 namespace fsdpp::device {
 namespace {
 
-constexpr int kPoison = 0xFF;  // NaN in every float type
-
 void free_device_memory(std::byte* data, std::size_t) noexcept {
   // Waits for whatever still runs. An error here would be one of an earlier operation, which is reported
   // there.
@@ -56,7 +54,9 @@ class CudaDevice final : public Device {
         lanes_{c10::cuda::getCurrentCUDAStream(place()), c10::cuda::getStreamFromPool(false, place()),
                c10::cuda::getStreamFromPool(false, place())},
         setup_(c10::cuda::getStreamFromPool(false, place())),
-        ahead_(static_cast<std::size_t>(options_.units_ahead)) {}
+        ahead_(static_cast<std::size_t>(options_.units_ahead)) {
+    if (options_.delay_us) load_spin_kernel();
+  }
 
   [[nodiscard]] int gpu() const noexcept override { return index_; }
   [[nodiscard]] const Kernels& kernels() const override { return cuda_kernels(); }
@@ -104,7 +104,10 @@ class CudaDevice final : public Device {
         return;
       case OperationKind::acquire:
       case OperationKind::release:
-        if (options_.poison) poison_range(lane.stream(), operation.writes.front());
+        if (options_.poison) {
+          const ByteRange& range = operation.writes.front();
+          cuda_poison(lane.stream(), const_cast<void*>(range.begin), range.size);
+        }
         return;
       default:
         if (!work) return;
@@ -177,10 +180,6 @@ class CudaDevice final : public Device {
     return status != cudaStreamCaptureStatusNone;
   }
   [[nodiscard]] bool capturing() const { return is_capturing(stream(LaneKind::compute).stream()); }
-
-  static void poison_range(cudaStream_t lane, const ByteRange& range) {
-    FSDPP_CUDA(cudaMemsetAsync(const_cast<void*>(range.begin), kPoison, range.size, lane));
-  }
 
   int index_;
   CudaOptions options_;

@@ -19,13 +19,6 @@ using ShardRun = runtime::ShardedModel::ShardRun;
 constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
 constexpr int64_t kMomentAlignment = 64;  // elements: 256 bytes
 
-ByteRange range_of(const void* begin, int64_t bytes) { return {begin, static_cast<std::size_t>(bytes)}; }
-
-device::Element element_of(at::ScalarType dtype) {
-  if (dtype == at::kBFloat16) return device::Element::bf16;
-  return dtype == at::kHalf ? device::Element::fp16 : device::Element::fp32;
-}
-
 bool takes_part(const ShardRun& run) { return run.shard.requires_grad() && run.shard.grad().defined(); }
 
 template <class Run>
@@ -68,7 +61,7 @@ const float* ShardAdamW::clip(double max_norm, double norm_type, at::Tensor& nor
     if (!takes_part(shard) || shard.count == 0) continue;
     const auto* gradient = shard.shard.grad().const_data_ptr<float>();
     runs.push_back({gradient, shard.count, 0});
-    access.reads.push_back(range_of(gradient, shard.count * kFloat));
+    access.reads.push_back(bytes_at(gradient, shard.count * kFloat));
   }
   send(norms_, std::move(runs), "table of gradients");
   const int ranks = model_.group().ranks();
@@ -83,7 +76,7 @@ const float* ShardAdamW::clip(double max_norm, double norm_type, at::Tensor& nor
   norm = at::empty({}, place.dtype(at::kDouble));
   device::Device& device = model_.device();
   const device::OptimizerKernels* kernels = device.kernels().optimizer();
-  access.writes.push_back(range_of(own, sizeof(double)));
+  access.writes.push_back(bytes_at(own, sizeof(double)));
   const auto count = static_cast<int>(norms_.runs.size());
   const auto* table = reinterpret_cast<const device::NormRun*>(norms_.memory.data());
   device.run(LaneKind::compute, "norm", std::move(access), [=, tiles = norms_.tiles] {
@@ -93,7 +86,7 @@ const float* ShardAdamW::clip(double max_norm, double norm_type, at::Tensor& nor
   if (sharded) model_.exchange_scalars(own, parts);
   const double* from = sharded ? parts : own;
   device.run(LaneKind::compute, "clip",
-             {{range_of(from, (sharded ? ranks : 1) * 8)}, {range_of(factor_.const_data_ptr(), kFloat)}},
+             {{bytes_at(from, (sharded ? ranks : 1) * 8)}, {bytes_at(factor_.const_data_ptr(), kFloat)}},
              [=, out = norm, factor = factor_] {
                kernels->clip_factor(from, sharded ? ranks : 1, norm_type, max_norm, out.data_ptr<double>(),
                                     factor.data_ptr<float>());
@@ -128,14 +121,14 @@ void ShardAdamW::update(double learning_rate, const float* factor) {
     send(table, std::move(runs), "table of weights");
     device::Access access;
     for (const device::AdamwRun& run : table.runs) {
-      access.reads.push_back(range_of(run.gradient, run.count * kFloat));
+      access.reads.push_back(bytes_at(run.gradient, run.count * kFloat));
       for (const float* both : {run.main, run.first, run.second}) {
-        access.reads.push_back(range_of(both, run.count * kFloat));
-        access.writes.push_back(range_of(both, run.count * kFloat));
+        access.reads.push_back(bytes_at(both, run.count * kFloat));
+        access.writes.push_back(bytes_at(both, run.count * kFloat));
       }
       if (run.model != nullptr) {
         access.writes.push_back(
-            range_of(run.model, run.count * static_cast<int64_t>(c10::elementSize(key.second))));
+            bytes_at(run.model, run.count * static_cast<int64_t>(c10::elementSize(key.second))));
       }
     }
     const device::AdamwStep step{.learning_rate = learning_rate,
@@ -148,7 +141,7 @@ void ShardAdamW::update(double learning_rate, const float* factor) {
     const auto* on_device = reinterpret_cast<const device::AdamwRun*>(table.memory.data());
     const auto count = static_cast<int>(table.runs.size());
     device.run(LaneKind::compute, "AdamW", std::move(access),
-               [=, tiles = table.tiles, element = element_of(key.second)] {
+               [=, tiles = table.tiles, element = runtime::element_of(key.second)] {
                  kernels->advance(const_cast<int64_t*>(step.step_counter));
                  kernels->adamw(on_device, count, tiles, element, step);
                });

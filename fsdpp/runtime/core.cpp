@@ -165,118 +165,12 @@ layout::ArenaPlan Core::first_slot_plan() const {
   return plan_slots(slot_sizes(), uses);
 }
 
-// Rank 0's values everywhere: replicas that start apart stay apart.
-void Core::broadcast_from_first() {
-  for (ParameterGroup* held : groups) {
-    const auto bytes = held->main->bytes();
-    if (group.lanes().collectives() != nullptr) {  // the sum of rank 0's values and the others' zeros
-      broadcast_by_sum(*held);
-      continue;
-    }
-    const auto memory = peers->allocate(bytes, "first weights of " + held->name);
-    if (group.rank() == 0)
-      device->copy(device::LaneKind::gather, "first " + held->name, memory->peer(0), held->main->data(),
-                   bytes);
-    device->synchronize();
-    peers->barrier("first weights");
-    device->copy(device::LaneKind::gather, "first " + held->name, held->main->data(), memory->peer(0), bytes);
-    device->synchronize();
-    peers->barrier("first weights");
-    device->free(device::LaneKind::host, "first " + held->name, {memory->peer(group.rank()), bytes});
-  }
-}
-
-void Core::broadcast_by_sum(ParameterGroup& held) {
-  comm::Collectives* collectives = group.lanes().collectives();
-  const ByteRange whole{held.main->data(), held.main->bytes()};
-  if (group.rank() != 0)
-    device->fill(device::LaneKind::gather, "first " + held.name, held.main->data(), 0, whole.size);
-  const int64_t shard = held.layout->shard_numel();
-  const auto* values = reinterpret_cast<const float*>(held.main->data());
-  float* part = reinterpret_cast<float*>(held.main->data()) + group.rank() * shard;
-  device->run(device::LaneKind::gather, "first " + held.name, {{whole}, {whole}},
-              [=, data = held.main->data()] {
-                collectives->reduce_scatter(part, values, shard);
-                collectives->all_gather(data, part, static_cast<std::size_t>(shard) * sizeof(float));
-              });
-  device->synchronize();
-}
-
-bool Core::must_publish() const {
-  if (publisher->epoch() == 0 || !window_open_) return true;
-  return !promised && !in_scope;
-}
-
-// What this rank knows of the last backward: order of completion, and how slots were used.
-Core::Seen Core::last_backward() const {
-  if (options.strategy == Strategy::no_shard || !backward_seen_) return {};
-  Seen seen{backward->completed(), {reducer->uses().begin(), reducer->uses().end()}, 1469598103934665603ULL};
-  const auto mix = [&](uint64_t value) {
-    seen.hash = (seen.hash ^ (value + 1)) * 1099511628211ULL;
-  };  // FNV-1a
-  for (const ParameterGroup* done : seen.completed) mix(static_cast<uint64_t>(done->id));
-  for (const SlotUse& use : seen.uses) {
-    mix(static_cast<uint64_t>(use.slot));
-    mix(static_cast<uint64_t>(use.opened));
-  }
-  return seen;
-}
-
-// All ranks saw the same backward: its order of completion becomes the order of reduces, and slots are
-// planned for how they were used. What did not complete keeps its turn at the end.
-void Core::adopt(const Seen& seen) {
-  std::vector<ParameterGroup*> order = seen.completed;
-  for (ParameterGroup* known : backward->reduce_order()) {
-    if (std::find(order.begin(), order.end(), known) == order.end()) order.push_back(known);
-  }
-  const bool same_order = order == backward->reduce_order();
-  backward->set_reduce_order(order);
-  if (!same_order) return;  // the uses were recorded under another order: plan after the next backward
-  if (static_cast<int>(seen.uses.size()) != slots->slots()) return;
-  layout::ArenaPlan plan = plan_slots(slot_sizes(), seen.uses);
-  if (plan.same_places(slots->plan())) return;
-  settle();  // the old places may still be read
-  slots->replan(std::move(plan));
-}
-
-// Every lane of every rank is empty when it returns. Collective.
-void Core::settle() {
-  device->synchronize();
-  if (!device->runs_inline()) peers->barrier("settled");
-}
-
-void Core::publish(const std::function<void()>& update) {
-  Seen seen = last_backward();
-  const std::vector<uint64_t> votes = publisher->publish(seen.hash, update);
-  window_open_ = false;
-  backward_seen_ = false;
-  // Every peer has come here, so all pulls of the last backward are over.
-  if (options.strategy != Strategy::no_shard && !backward->active()) slots->retire_all();
-  const bool agreed = told_.hash != 0 && std::all_of(votes.begin(), votes.end(),
-                                                     [&](uint64_t vote) { return vote == told_.hash; });
-  if (agreed) adopt(told_);
-  told_ = std::move(seen);
-  if (orders_changed_ && residency->at_rest()) {
-    residency->arena().replan(weight_plan());
-    orders_changed_ = false;
-  }
-}
-
-void Core::publish_by(const std::function<void()>& update) {
-  publish(update);
-  window_open_ = true;  // what is published is what the main weights are
-}
-
 void Core::begin_forward() {
   if (torch::autograd::get_current_graph_task_id() == -1 && backward->active()) backward->abandon();
   residency->drop_all(Hold::prefetch);
   autocast_cache_ = at::autocast::is_autocast_cache_enabled();
   at::autocast::set_autocast_cache_enabled(false);  // it would hand out a copy of last step's weight
   refresh();
-}
-
-void Core::refresh() {
-  if (must_publish()) publish();
 }
 
 std::shared_ptr<Pass> Core::enter(int index) {

@@ -72,6 +72,11 @@ void copy_main_weights(ParameterGroup& group, Strategy strategy, int rank) {
 
 }  // namespace
 
+device::Element element_of(at::ScalarType dtype) {
+  if (dtype == at::kBFloat16) return device::Element::bf16;
+  return dtype == at::kHalf ? device::Element::fp16 : device::Element::fp32;
+}
+
 at::Tensor tensor_over(std::shared_ptr<void> owner, void* data, at::IntArrayRef sizes,
                        at::TensorOptions options) {
   return at::from_blob(data, sizes, [owner = std::move(owner)](void*) {}, options);

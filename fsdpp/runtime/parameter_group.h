@@ -11,6 +11,7 @@
 
 #include "fsdpp/buffer/sharded_buffer.h"
 #include "fsdpp/device/device.h"
+#include "fsdpp/device/element.h"
 #include "fsdpp/layout/shard_layout.h"
 #include "fsdpp/runtime/options.h"
 #include "fsdpp/runtime/parameter.h"
@@ -70,6 +71,9 @@ struct ParameterGroup {
 /// Says that the compute lane reads the full weights of `groups`, which are here: said when it begins and
 /// when it ends, since the reads between run inside libtorch.
 void announce_use(device::Device& device, const char* what, const std::vector<ParameterGroup*>& groups);
+
+/// How our kernels store what libtorch stores as `dtype`: float, bfloat16 or half.
+[[nodiscard]] device::Element element_of(at::ScalarType dtype);
 
 /// A tensor of `sizes` over `data`, which `owner` keeps alive as long as the tensor's storage lives.
 [[nodiscard]] at::Tensor tensor_over(std::shared_ptr<void> owner, void* data, at::IntArrayRef sizes,

@@ -18,13 +18,6 @@ using device::LaneKind;
 constexpr const char* kPurpose = "embedding rows";
 constexpr auto kIdBytes = static_cast<int64_t>(sizeof(int64_t));
 
-device::Element element_of(at::ScalarType dtype) {
-  if (dtype == at::kBFloat16) return device::Element::bf16;
-  return dtype == at::kHalf ? device::Element::fp16 : device::Element::fp32;
-}
-
-ByteRange range_of(const void* begin, int64_t bytes) { return {begin, static_cast<std::size_t>(bytes)}; }
-
 }  // namespace
 
 RowExchange::RowExchange(Peers& peers, Publisher& publisher, ParameterGroup& group,
@@ -96,10 +89,10 @@ at::Tensor RowExchange::gather(const at::Tensor& indices, bool with_gradient) {
   at::Tensor result = at::empty(sizes, at::TensorOptions(group_.place).dtype(group_.dtype));
   publisher_.await(LaneKind::compute, group_);
   device::Access access;
-  access.reads.push_back(range_of(flat.const_data_ptr(), flat.numel() * kIdBytes));
+  access.reads.push_back(bytes_at(flat.const_data_ptr(), flat.numel() * kIdBytes));
   for (int rank = 0; rank < peers_.ranks(); ++rank)
-    access.reads.push_back(range_of(group_.published->part(rank), group_.shard_bytes()));
-  access.writes.push_back(range_of(result.const_data_ptr(), flat.numel() * row_bytes_));
+    access.reads.push_back(bytes_at(group_.published->part(rank), group_.shard_bytes()));
+  access.writes.push_back(bytes_at(result.const_data_ptr(), flat.numel() * row_bytes_));
   peers_.device().run(LaneKind::compute, "look up " + group_.name, std::move(access),
                       [kernels = &peers_.device().kernels(), flat, result, table = table()] {
                         kernels->gather_rows(result.data_ptr(), flat.data_ptr<int64_t>(), flat.numel(),
@@ -127,9 +120,9 @@ void RowExchange::add(const at::Tensor& indices, const at::Tensor& gradients) {
   const at::Tensor given = gradients.to(group_.dtype).contiguous();
   const at::Tensor named = indices.contiguous();
   peers_.device().run(LaneKind::compute, "rows of " + group_.name,
-                      {{range_of(named.const_data_ptr(), count * kIdBytes),
-                        range_of(given.const_data_ptr(), count * row_bytes_)},
-                       {range_of(id_place, count * kIdBytes), range_of(row_place, count * row_bytes_)}},
+                      {{bytes_at(named.const_data_ptr(), count * kIdBytes),
+                        bytes_at(given.const_data_ptr(), count * row_bytes_)},
+                       {bytes_at(id_place, count * kIdBytes), bytes_at(row_place, count * row_bytes_)}},
                       [=] {
                         at::from_blob(id_place, {count}, named.options()).copy_(named.view({-1}));
                         at::from_blob(row_place, {count, given.size(1)}, given.options()).copy_(given);
@@ -137,68 +130,67 @@ void RowExchange::add(const at::Tensor& indices, const at::Tensor& gradients) {
   taken_ += count;
 }
 
-// All ranks exchange `capacity_` ids; those behind the taken ones name a row behind the last, which nobody
-// owns.
 void RowExchange::reduce(float* gradient, float scale, bool add_to_gradient) {
   device::Device& device = peers_.device();
   const int64_t shard = group_.layout->shard_numel();
   const int64_t first = peers_.rank() * shard;
-  const int64_t owned = std::clamp<int64_t>(vocabulary_ * dim_ - first, 0, shard);
-  if (taken_ == 0 && capacity_ > 0) await_pulls();
+  const device::RowSums owned{gradient, first, std::clamp<int64_t>(vocabulary_ * dim_ - first, 0, shard)};
+  if (capacity_ > 0) name_nobody();
   const uint32_t sequence = ++sequence_;
-  if (capacity_ == 0) {  // nobody has looked anything up
-    if (!add_to_gradient) {
-      device.wait(LaneKind::reduce, device.record(LaneKind::compute));
-      device.fill(LaneKind::reduce, "zero " + group_.name, gradient, 0,
-                  static_cast<std::size_t>(owned) * sizeof(float));
-    }
-  }
-  const at::TensorOptions id_options = at::TensorOptions(group_.place).dtype(at::kLong);
-  if (taken_ < capacity_) {
-    int64_t* rest = ids(peers_.rank()) + taken_;
-    const int64_t count = capacity_ - taken_;
-    device.run(LaneKind::compute, "no ids of " + group_.name, {{}, {range_of(rest, count * kIdBytes)}},
-               [=, nobody = vocabulary_] { at::from_blob(rest, {count}, id_options).fill_(nobody); });
-  }
-  device.wait(LaneKind::reduce, device.record(LaneKind::compute));
+  at::Tensor all = at::empty({peers_.ranks() * capacity_}, at::TensorOptions(group_.place).dtype(at::kLong));
+  device.wait(LaneKind::reduce, device.record(LaneKind::compute));  // also: `all` may be re-used memory
   peers_.signal(LaneKind::reduce, "rows ready " + group_.name, Channel::rows_ready(group_.id), sequence);
   peers_.wait_all(LaneKind::reduce, "rows ready " + group_.name, Channel::rows_ready(group_.id), sequence);
-  if (capacity_ > 0) {
-    const int64_t total = peers_.ranks() * capacity_;
-    const at::Tensor all = at::empty({total}, id_options);
-    device.wait(LaneKind::reduce, device.record(LaneKind::compute));  // `all` may be re-used memory
-    device::RowGradients gradients;
-    device::Access access;
-    for (int rank = 0; rank < peers_.ranks(); ++rank) {
-      device.copy(LaneKind::reduce, "ids of " + group_.name, all.data_ptr<int64_t>() + rank * capacity_,
-                  ids(rank), static_cast<std::size_t>(capacity_ * kIdBytes));
-      gradients.gradients[rank] = rows(rank);
-      gradients.counts[rank] = capacity_;
-      access.reads.push_back(range_of(rows(rank), capacity_ * row_bytes_));
-    }
-    gradients.ranks = peers_.ranks();
-    gradients.dim = dim_;
-    gradients.element = element_of(group_.dtype);
-    if (!add_to_gradient) {
-      device.fill(LaneKind::reduce, "zero " + group_.name, gradient, 0,
-                  static_cast<std::size_t>(owned) * sizeof(float));
-    }
-    access.reads.push_back(range_of(all.const_data_ptr(), total * kIdBytes));
-    access.reads.push_back(range_of(gradient, owned * 4));
-    access.writes.push_back(range_of(gradient, owned * 4));
-    device.run(LaneKind::reduce, "reduce " + group_.name, std::move(access),
-               [=, kernels = &device.kernels()] {
-                 const auto [sorted, order] = at::sort(all, /*stable=*/true, /*dim=*/0, /*descending=*/false);
-                 kernels->add_rows({gradient, first, owned},
-                                   {sorted.data_ptr<int64_t>(), order.data_ptr<int64_t>(), total}, gradients,
-                                   scale, /*add_to_out=*/true);
-               });
-    kept_ids_ = all;  // until the next exchange: the reduce lane may still read it
+  if (!add_to_gradient) {
+    device.fill(LaneKind::reduce, "zero " + group_.name, gradient, 0,
+                static_cast<std::size_t>(owned.count) * sizeof(float));
   }
+  if (capacity_ > 0) sum_owned(owned, all, scale);
   peers_.signal(LaneKind::reduce, "rows pulled " + group_.name, Channel::rows_pulled(group_.id), sequence);
   pulled_ = device.record(LaneKind::reduce);
+  kept_ids_ = std::move(all);
   taken_ = 0;
   looked_up_ = 0;
+}
+
+// All ranks exchange `capacity_` ids; those behind the taken ones name a row behind the last, which nobody
+// owns.
+void RowExchange::name_nobody() {
+  if (taken_ == 0) await_pulls();
+  if (taken_ == capacity_) return;
+  int64_t* rest = ids(peers_.rank()) + taken_;
+  const int64_t count = capacity_ - taken_;
+  const at::TensorOptions options = at::TensorOptions(group_.place).dtype(at::kLong);
+  peers_.device().run(LaneKind::compute, "no ids of " + group_.name, {{}, {bytes_at(rest, count * kIdBytes)}},
+                      [=, nobody = vocabulary_] { at::from_blob(rest, {count}, options).fill_(nobody); });
+}
+
+// Sorted by row, and within a row by rank and place: the order in which they are added.
+void RowExchange::sum_owned(const device::RowSums& owned, const at::Tensor& all, float scale) {
+  device::RowGradients gradients;
+  device::Access access;
+  std::vector<device::Copy> copies;
+  for (int rank = 0; rank < peers_.ranks(); ++rank) {
+    copies.push_back({all.data_ptr<int64_t>() + rank * capacity_, ids(rank),
+                      static_cast<std::size_t>(capacity_ * kIdBytes)});
+    gradients.gradients[rank] = rows(rank);
+    gradients.counts[rank] = capacity_;
+    access.reads.push_back(bytes_at(rows(rank), capacity_ * row_bytes_));
+  }
+  gradients.ranks = peers_.ranks();
+  gradients.dim = dim_;
+  gradients.element = element_of(group_.dtype);
+  device::Device& device = peers_.device();
+  device.copy_all(LaneKind::reduce, "ids of " + group_.name, std::move(copies));
+  const ByteRange sums = bytes_at(owned.sums, owned.count * static_cast<int64_t>(sizeof(float)));
+  access.reads.push_back(bytes_at(all.const_data_ptr(), all.numel() * kIdBytes));
+  access.reads.push_back(sums);
+  access.writes.push_back(sums);
+  device.run(LaneKind::reduce, "reduce " + group_.name, std::move(access), [=, kernels = &device.kernels()] {
+    const auto [sorted, order] = at::sort(all, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+    kernels->add_rows(owned, {sorted.data_ptr<int64_t>(), order.data_ptr<int64_t>(), all.numel()}, gradients,
+                      scale, /*add_to_out=*/true);
+  });
 }
 
 void RowExchange::forget() noexcept {

@@ -45,6 +45,8 @@ class RowExchange {
  private:
   void reserve(int64_t rows_needed);
   void await_pulls();
+  void name_nobody();
+  void sum_owned(const device::RowSums& owned, const at::Tensor& all, float scale);
   [[nodiscard]] int64_t* ids(int rank) const;
   [[nodiscard]] std::byte* rows(int rank) const;
   [[nodiscard]] device::RowTable table() const;
