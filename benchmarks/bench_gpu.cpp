@@ -43,6 +43,7 @@ struct Arguments {
   int64_t sequence = 4096;
   int64_t batch = 1;
   bool optimizer = false;
+  double keep_gib = 0;
   double warm_seconds = 3;
   int steps = 10;
   std::string trace;
@@ -64,6 +65,8 @@ Arguments parse(int argc, char** argv) {
   app.add_option("--sequence", a.sequence);
   app.add_option("--batch", a.batch, "sequences per GPU");
   app.add_flag("--optimizer", a.optimizer);
+  app.add_option("--keep-gib", a.keep_gib,
+                 "full weights that stay gathered from forward to backward; -1: all");
   app.add_option("--warm-seconds", a.warm_seconds);
   app.add_option("--steps", a.steps);
   app.add_option("--trace", a.trace,
@@ -105,6 +108,7 @@ class Row {
     } else {
       runtime::Options options;
       options.fused = a.row != "ours-copy";
+      options.keep_gathered_bytes = a.keep_gib < 0 ? -1 : static_cast<int64_t>(a.keep_gib * kGiB);
       sharded_ = fully_shard(group, model_, model_->units(), options, device::make_cuda_device(gpu));
       sharded_->promise_to_tell();  // our AdamW casts and publishes in its kernel: without it weights stay
                                     // published
@@ -250,6 +254,7 @@ void run(const Arguments& a) {
   const int gpu = local != nullptr ? std::atoi(local) : group->rank();
   comm::use_cuda_lanes(*group, gpu, a.row == "ours-nccl" ? comm::CudaVia::nccl : comm::CudaVia::automatic);
   device::use_compute_stream(gpu);
+  device::use_growing_memory();
   const int64_t context_bytes = device::cuda_memory().taken;  // CUDA's own, and the group's
   nlohmann::json line;
   {

@@ -73,8 +73,11 @@ class Row:
         return [*self.arguments, *(["--optimizer"] if self.optimizer else [])]
 
 
-def _ours(name, *more):
-    return Row(name, "ours", ("--row", name, *more))
+KEEP_ALL = ("--keep-gib", "-1")  # full weights stay gathered from forward to backward
+
+
+def _ours(name, *more, kind=None):
+    return Row(name, "ours", ("--row", kind or name, *more))
 
 
 def _fsdp2(name, *more, **options):
@@ -92,11 +95,13 @@ _UNSHARDED = [
     Row("plain", "peer", ("--row", "plain")),
 ]
 _SHARDED = [
-    _ours("ours"),
+    _ours("ours", *KEEP_ALL),
     _fsdp2("fsdp2"),
-    _ours("ours-copy"),
-    _ours("ours-nccl"),
-    _ours("ours-graph"),
+    _ours("ours-reshard", kind="ours"),
+    _fsdp2("fsdp2-keep", "--keep"),
+    _ours("ours-copy", *KEEP_ALL),
+    _ours("ours-nccl", *KEEP_ALL),
+    _ours("ours-graph", *KEEP_ALL),
     _fsdp2("fsdp2-bf16", "--reduce", "bf16"),
     _fsdp2("fsdp2-compiled", "--compile"),
     _fsdp2("fsdp2-expandable", environment=EXPANDABLE),

@@ -39,6 +39,7 @@ int gpu_count() noexcept {
 std::unique_ptr<device::Device> make_gpu_lanes(comm::PeerGroup& group, int gpu) {
   comm::use_cuda_lanes(group, gpu, comm::CudaVia::automatic, kLostPeer);
   device::use_compute_stream(gpu);
+  device::use_growing_memory();
   return device::make_cuda_device(gpu);
 }
 

@@ -41,7 +41,9 @@ at::Device place_of(const device::Device* lanes) {
 }
 
 runtime::Options options_of(const ShardingConfig& s, at::Device place) {
-  runtime::Options options{.strategy = runtime::strategy_from(s.strategy), .fused = s.fused};
+  runtime::Options options{.strategy = runtime::strategy_from(s.strategy),
+                           .keep_gathered_bytes = s.keep_gathered_mib < 0 ? -1 : s.keep_gathered_mib << 20,
+                           .fused = s.fused};
   // The model is made in fp32, which are the main weights: rounding them is all that bf16 changes.
   if (s.model_dtype == "bf16" || (s.model_dtype == "auto" && place.is_cuda()))
     options.model_dtype = at::kBFloat16;

@@ -9,8 +9,8 @@ The maths is that of fsdpp/nn/llama.cpp (gpu_llama.py): bf16 compute, cross entr
 
 plain   bf16 weights, bf16 gradients; the processes share nothing but the start of the warm-up and of the timed steps.
 fsdp2   fp32 weights, MixedPrecisionPolicy(bf16, reduce fp32 or bf16). Units: embedding, every block, final norm + head
-        (not resharded between forward and backward; the embedding is not gathered again for a backward that does not
-        read it). Forward and backward prefetch `--prefetch` units ahead; 0 leaves FSDP2's own order.
+        (not resharded between forward and backward, with --keep no unit is; the embedding is not gathered again for a
+        backward that does not read it). Forward and backward prefetch `--prefetch` units ahead; 0 leaves FSDP2's own order.
 
 A step drops the gradients, runs forward and backward, then the optimizer if asked. Every rank prints one line of JSON:
   ms             of each timed step between two CUDA events around it; the device is idle when a step begins
@@ -45,6 +45,7 @@ def parse_arguments(arguments=None):
     parser.add_argument("--batch", type=int, default=1, help="sequences per GPU")
     parser.add_argument("--reduce", choices=("fp32", "bf16"), default="fp32", help="dtype of FSDP2's gradient reduce")
     parser.add_argument("--prefetch", type=int, default=2, help="units gathered ahead; 0: FSDP2's default")
+    parser.add_argument("--keep", action="store_true", help="reshard_after_forward=False for every unit")
     parser.add_argument("--compile", action="store_true", help="compile each block")
     parser.add_argument("--optimizer", action="store_true", help="add a step of the fused AdamW")
     parser.add_argument("--steps", type=int, default=10, help="steps that are timed")
@@ -68,9 +69,10 @@ def shard(model, arguments):
         "mesh": init_device_mesh(arguments.device, (int(os.environ["WORLD_SIZE"]),)),
         "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype),
     }
-    fully_shard(model.embedding, reshard_after_forward=True, **options)
+    reshard = not arguments.keep
+    fully_shard(model.embedding, reshard_after_forward=reshard, **options)
     for block in model.blocks:
-        fully_shard(block, reshard_after_forward=True, **options)
+        fully_shard(block, reshard_after_forward=reshard, **options)
     fully_shard([model.norm, model.head], reshard_after_forward=False, **options)
     fully_shard(model, **options)
     model.embedding.set_unshard_in_backward(False)  # its backward needs the tokens only

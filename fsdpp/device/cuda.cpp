@@ -1,11 +1,13 @@
 #include "fsdpp/device/cuda.h"
 
+#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <cstdlib>
 #include <list>
 #include <utility>
 #include <vector>
@@ -211,6 +213,13 @@ void use_compute_stream(int index) {
   require_gpu(index);
   FSDPP_CUDA(cudaSetDevice(index));
   c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromPool(true, static_cast<c10::DeviceIndex>(index)));
+}
+
+void use_growing_memory() {
+  for (const char* theirs : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
+    if (std::getenv(theirs) != nullptr) return;
+  }
+  c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
 }
 
 std::unique_ptr<Device> make_cuda_device(int index, CudaOptions options) {

@@ -24,6 +24,11 @@ struct CudaOptions {
 /// leave idle. Throws UsageError when there is no GPU `index`.
 void use_compute_stream(int index);
 
+/// libtorch's allocator grows its segments page by page instead of reserving new ones beside those that do
+/// not fit: what it reserves stays near what is in use. Call it before the first tensor on a GPU; does
+/// nothing where the user has set PYTORCH_ALLOC_CONF.
+void use_growing_memory();
+
 /// Lanes of one GPU: `compute` is the stream that is current when this is called, the others are streams of
 /// normal priority. All of the rank's threads (autograd's too) leave that stream current while they use the
 /// model. Throws UsageError when there is no GPU `index`.

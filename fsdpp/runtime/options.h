@@ -29,6 +29,10 @@ struct Options {
   /// Embeddings of at least so many bytes are exchanged by rows where their unit asks for it (see UnitSpec),
   /// the strategy shards weights and ranks address each other's memory; negative: never.
   int64_t row_exchange_bytes = int64_t{64} << 20;
+  /// Full weights that stay gathered from forward to backward, instead of being gathered again: units of up
+  /// to so many bytes in all, those first that the backward reaches first; negative: every unit (FSDP2's
+  /// reshard_after_forward=False).
+  int64_t keep_gathered_bytes = 0;
   bool fused = true;  // fused layers write their weight gradients straight into the gradient slot
 };
 

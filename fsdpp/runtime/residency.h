@@ -12,8 +12,8 @@
 namespace fsdpp::runtime {
 
 /// A reason for a unit to stay gathered.
-enum class Hold { forward, backward, prefetch, user };
-inline constexpr int kHoldKinds = 4;
+enum class Hold { forward, backward, prefetch, kept, user };  // kept: from forward to backward
+inline constexpr int kHoldKinds = 5;
 
 /// Which units' full weights are here, and why. A unit is released when its last hold is dropped.
 class Residency {

@@ -43,10 +43,11 @@ struct Configuration {
   bool tied;
   bool fused;
   bool rows = false;  // the embedding is exchanged by rows
+  bool kept = false;  // all units stay gathered from forward to backward
   int blocks = 3;
 };
 
-using Parameters = std::tuple<int, Strategy, int, bool, bool, bool, bool>;
+using Parameters = std::tuple<int, Strategy, int, bool, bool, bool, bool, bool>;
 
 Configuration configuration_of(const Parameters& parameters) {
   return std::make_from_tuple<Configuration>(parameters);
@@ -56,7 +57,8 @@ std::string name_of(const testing::TestParamInfo<Parameters>& info) {
   const Configuration c = configuration_of(info.param);
   return text("Ranks", c.ranks, c.strategy == Strategy::no_shard ? "_NoShard" : "_OptimGradsParams",
               "_Microbatches", c.microbatches, c.set_to_none ? "_SetToNone" : "_SetToZero",
-              c.tied ? "_Tied" : "_Untied", c.fused ? "_Fused" : "_Unfused", c.rows ? "_Rows" : "");
+              c.tied ? "_Tied" : "_Untied", c.fused ? "_Fused" : "_Unfused", c.rows ? "_Rows" : "",
+              c.kept ? "_Kept" : "");
 }
 
 // Sees each weight right after its accumulator ran and before the runtime does: the hook is older than the
@@ -98,6 +100,7 @@ class Rank {
     const runtime::Options options{.strategy = c_.strategy,
                                    .combine = group.ranks() == 3 ? Combine::sum : Combine::mean,
                                    .row_exchange_bytes = c_.rows ? 0 : -1,
+                                   .keep_gathered_bytes = c_.kept ? -1 : 0,
                                    .fused = c_.fused};
     sharded_ = c_.rows ? watched_shard(group, net_, net_->units_with_rows(), options)
                        : watched_shard(group, net_, net_->units(), options);
@@ -239,7 +242,7 @@ class Rank {
       EXPECT_EQ(counters.weight_overflows, 0);
     }
     const int units = model_.blocks + (c_.rows && c_.tied ? 2 : 1);
-    const int64_t passes = int64_t{2} * units * kSteps * c_.microbatches;
+    const int64_t passes = int64_t{c_.kept ? 1 : 2} * units * kSteps * c_.microbatches;
     EXPECT_LE(counters.gathers, c_.strategy == Strategy::no_shard ? 0 : passes);
   }
 
@@ -271,7 +274,7 @@ TEST_P(Parity, TrainsWithTheBitsOfOneProcess) {
 TEST(ParityOfRows, WithoutAnyOtherUnit) {
   at::set_num_threads(1);
   for (const int ranks : {2, 3}) {
-    const Configuration c{ranks, Strategy::optim_grads_params, 3, true, false, true, true, 0};
+    const Configuration c{ranks, Strategy::optim_grads_params, 3, true, false, true, true, false, 0};
     const std::vector<OracleStep> oracle = test::integer_oracle(
         {.blocks = 0},
         Descent{.steps = kSteps, .pieces = ranks * 3, .divisor = ranks == 3 ? 1 : ranks, .rate = kRate});
@@ -283,13 +286,20 @@ INSTANTIATE_TEST_SUITE_P(Integers, Parity,
                          testing::Combine(testing::Values(1, 2, 3, 4),
                                           testing::Values(Strategy::no_shard, Strategy::optim_grads_params),
                                           testing::Values(1, 3), testing::Bool(), testing::Bool(),
-                                          testing::Bool(), testing::Values(false)),
+                                          testing::Bool(), testing::Values(false), testing::Values(false)),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Rows, Parity,
                          testing::Combine(testing::Values(1, 2, 3, 4),
                                           testing::Values(Strategy::optim_grads_params),
                                           testing::Values(1, 3), testing::Bool(), testing::Bool(),
-                                          testing::Values(true), testing::Values(true)),
+                                          testing::Values(true), testing::Values(true),
+                                          testing::Values(false)),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Kept, Parity,
+                         testing::Combine(testing::Values(1, 2, 3, 4),
+                                          testing::Values(Strategy::optim_grads_params),
+                                          testing::Values(1, 3), testing::Values(true), testing::Bool(),
+                                          testing::Values(true), testing::Bool(), testing::Values(true)),
                          name_of);
 
 }  // namespace

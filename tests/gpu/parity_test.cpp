@@ -35,11 +35,13 @@ struct Configuration {
   bool fused;
   bool bf16;
   bool rows = false;  // the embedding is exchanged by rows
+  bool kept = false;  // all units stay gathered from forward to backward
 };
 
 std::string name_of(const Configuration& c) {
   return text(runtime::to_string(c.strategy), ", ", c.microbatches, " microbatches", c.tied ? ", tied" : "",
-              c.fused ? ", fused" : ", unfused", c.bf16 ? ", bf16" : ", fp32", c.rows ? ", rows" : "");
+              c.fused ? ", fused" : ", unfused", c.bf16 ? ", bf16" : ", fp32", c.rows ? ", rows" : "",
+              c.kept ? ", kept" : "");
 }
 
 std::vector<Configuration> configurations() {
@@ -50,8 +52,9 @@ std::vector<Configuration> configurations() {
         for (const bool fused : {false, true}) {
           for (const bool bf16 : {false, true}) {
             all.push_back({strategy, microbatches, tied, fused, bf16});
-            if (fused && strategy == Strategy::optim_grads_params)
-              all.push_back({strategy, microbatches, tied, fused, bf16, true});
+            if (!fused || strategy == Strategy::no_shard) continue;
+            all.push_back({strategy, microbatches, tied, fused, bf16, true});
+            all.push_back({strategy, microbatches, tied, fused, bf16, true, true});
           }
         }
       }
@@ -85,6 +88,7 @@ class Training {
     runtime::Options options{.strategy = c.strategy,
                              .combine = Combine::mean,
                              .row_exchange_bytes = c.rows ? 0 : -1,
+                             .keep_gathered_bytes = c.kept ? -1 : 0,
                              .fused = c.fused};
     if (c.bf16) options.model_dtype = at::kBFloat16;
     sharded_ = c.rows ? fully_shard(group, net_, net_->units_with_rows(), options, std::move(lanes))
