@@ -39,7 +39,19 @@ struct Run {
   int64_t count;
   float* out;
   bool add;
+  bool peers_only;
 };
+
+std::vector<int> sources_of(std::span<const int> contributors, int rank, bool peers_only) {
+  std::vector<int> sources(contributors.begin(), contributors.end());
+  if (peers_only) std::erase(sources, rank);
+  return sources;
+}
+
+template <class Target>
+float scale_of(const Target& target, float scale) {
+  return target.peers_only && !target.add ? 1.0F : scale;
+}
 
 std::vector<Run> runs_of(std::span<const ReduceTarget> targets) {
   std::vector<Run> runs;
@@ -48,25 +60,30 @@ std::vector<Run> runs_of(std::span<const ReduceTarget> targets) {
     if (!runs.empty()) {
       Run& last = runs.back();
       const int64_t distance = segment.shard_offset - last.shard_offset;
-      if (target.add == last.add && target.out == last.out + distance) {
+      if (target.add == last.add && target.peers_only == last.peers_only &&
+          target.out == last.out + distance) {
         last.count = distance + segment.count;
         continue;
       }
     }
-    runs.push_back({segment.shard_offset, segment.count, target.out, target.add});
+    runs.push_back({segment.shard_offset, segment.count, target.out, target.add, target.peers_only});
   }
   return runs;
 }
 
-// Peers' slices are pulled by the copy engine, beside the kernels of other lanes, and summed from near.
+// Peers' slices are pulled by the copy engine, beside the kernels of other lanes, and summed from near. What
+// has one peer's slice only, and no own part in it, is there with the pull.
 void pull_and_sum(const Route& route, const ShardedBuffer& source, const Run& run,
-                  std::span<const int> contributors, float scale) {
+                  std::span<const int> all_contributors, float all_scale) {
   const std::string name = "reduce " + source.name();
   const std::string pull = "pull " + source.name();
-  const float* own = elements_of(source, source.rank(), run.shard_offset);
-  const bool straight =
-      contributors.size() == 2 && !run.add && run.out != own &&
+  const float scale = scale_of(run, all_scale);
+  const std::vector<int> contributors = sources_of(all_contributors, source.rank(), run.peers_only);
+  const bool own_too =
       std::find(contributors.begin(), contributors.end(), source.rank()) != contributors.end();
+  const bool pull_is_all = run.peers_only && contributors.size() == 1 && !run.add;
+  const float* own = elements_of(source, source.rank(), run.shard_offset);
+  const bool straight = pull_is_all || (own_too && contributors.size() == 2 && !run.add && run.out != own);
   const auto peers = static_cast<int64_t>(source.ranks() - 1);
   const int64_t room =
       static_cast<int64_t>(route.staging.size()) / kElement / std::max<int64_t>(peers, 1) / 64 * 64;
@@ -86,7 +103,7 @@ void pull_and_sum(const Route& route, const ShardedBuffer& source, const Run& ru
       route.device.copy(route.lane, pull, near, theirs, static_cast<std::size_t>(count * kElement));
       sources.push_back(near);
     }
-    sum(route, name, run.out + done, std::move(sources), count, scale, run.add);
+    if (!pull_is_all) sum(route, name, run.out + done, std::move(sources), count, scale, run.add);
   }
 }
 
@@ -122,10 +139,10 @@ void reduce(const Route& route, const ShardedBuffer& source, std::span<const Red
   } else {
     for (const ReduceTarget& target : targets) {
       std::vector<const float*> sources;
-      for (const int rank : contributors)
+      for (const int rank : sources_of(contributors, source.rank(), target.peers_only))
         sources.push_back(elements_of(source, rank, target.segment.shard_offset));
-      sum(route, "reduce " + source.name(), target.out, std::move(sources), target.segment.count, scale,
-          target.add);
+      sum(route, "reduce " + source.name(), target.out, std::move(sources), target.segment.count,
+          scale_of(target, scale), target.add);
     }
   }
 }

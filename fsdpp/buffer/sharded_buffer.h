@@ -59,8 +59,10 @@ struct Route {
 /// Where one segment of this rank's shard goes in a reduce.
 struct ReduceTarget {
   layout::Segment segment;
-  float* out;  // segment.count elements
-  bool add;    // to what is there; else overwrite
+  float* out;               // segment.count elements
+  bool add;                 // to what is there; else overwrite
+  bool peers_only = false;  // this rank's own part of the segment holds nothing; unless added, the sum of the
+                            // peers' is not scaled: whoever adds the own part to it does that
 };
 
 /// Shard -> replicate: copies every rank's shard to its place in `full` (full_bytes() bytes). Peers' shards

@@ -33,7 +33,7 @@ void write_mixed_product(const GradSink& sink, const at::Tensor& left, const at:
   if (sink.mode == GradSink::Mode::overwrite) {
     at::mm_out(view, left, right, at::kFloat);
   } else {
-    at::addmm_out(view, view, left, right, at::kFloat, 1, 1);
+    at::addmm_out(view, view, left, right, at::kFloat, sink.kept, sink.scale);
   }
 }
 
@@ -47,7 +47,7 @@ void write_product(const GradSink& sink, const at::Tensor& grad, const at::Tenso
   if (sink.mode == GradSink::Mode::overwrite) {
     at::mm_out(view, left, right);
   } else {
-    view.addmm_(left, right);
+    view.addmm_(left, right, sink.kept, sink.scale);
   }
 }
 
@@ -101,13 +101,10 @@ class FusedLinear : public torch::autograd::Function<FusedLinear> {
   static at::Tensor weight_gradient(runtime::SinkOwner* owner, const at::Tensor& rows,
                                     const at::Tensor& input, const at::Tensor& weight) {
     const at::Tensor flat = input.reshape({-1, input.size(-1)});
-    if (owner != nullptr) {
-      if (const auto sink = owner->open()) {
-        write_product(*sink, rows, flat);
-        owner->report();
-        return {};
-      }
-    }
+    const auto write = [rows, flat](const GradSink& sink, int64_t first, int64_t last) {
+      write_product(sink, rows.narrow(1, first, last - first), flat);
+    };
+    if (owner != nullptr && owner->contribute(write)) return {};
     return at::mm(rows.t(), flat).to(weight.scalar_type());
   }
 

@@ -186,18 +186,26 @@ void BackwardPass::require_not_reduced(const Parameter& parameter) const {
           "graph uses too is not supported: put the checkpoint around all of their uses");
 }
 
-std::optional<GradSink> BackwardPass::open(Parameter& parameter) {
+bool BackwardPass::may_fuse(const Parameter& parameter) {
   begin_if_needed();
   const bool hooked = !torch::autograd::impl::hooks(parameter.full).empty();
-  if (!fused_ || !parameter.group->trainable || hooked) return std::nullopt;
-  if (!runs_in_graph_task(parameter.accumulator.get())) return std::nullopt;
+  if (!fused_ || !parameter.group->trainable || hooked) return false;
+  if (!runs_in_graph_task(parameter.accumulator.get())) return false;
   require_not_reduced(parameter);
+  return true;
+}
+
+std::optional<GradSink> BackwardPass::open(Parameter& parameter) {
+  if (!may_fuse(parameter)) return std::nullopt;
   GradSink sink = reducer_->open(parameter);
-  const ByteRange range{sink.view.const_data_ptr(), static_cast<std::size_t>(sink.view.nbytes())};
-  const bool add = sink.mode == GradSink::Mode::add;
-  device_.announce(device::LaneKind::compute, "wgrad " + parameter.name,
-                   {add ? std::vector<ByteRange>{range} : std::vector<ByteRange>{}, {range}});
+  announce_write(device_, parameter, sink);
   return sink;
+}
+
+bool BackwardPass::contribute(Parameter& parameter, const RowWriter& write) {
+  if (!may_fuse(parameter)) return false;
+  reducer_->contribute(parameter, write);
+  return true;
 }
 
 bool BackwardPass::add_rows(Parameter& parameter, const at::Tensor& indices, const at::Tensor& rows) {
@@ -316,6 +324,12 @@ std::optional<GradSink> Parameter::open() {
 }
 
 void Parameter::report() { live().report(*this); }
+
+bool Parameter::contribute(const RowWriter& write) {
+  BackwardPass& pass = live();
+  require_no_graph();
+  return pass.contribute(*this, write);
+}
 
 bool Parameter::exchanges_rows() const noexcept { return group->rows != nullptr; }
 

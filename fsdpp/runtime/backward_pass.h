@@ -60,6 +60,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   // For Parameter.
   void gather_on_demand(const Parameter& parameter);
   std::optional<GradSink> open(Parameter& parameter);
+  bool contribute(Parameter& parameter, const RowWriter& write);
   bool add_rows(Parameter& parameter, const at::Tensor& indices, const at::Tensor& rows);
   void report(Parameter& parameter);
   // For the accumulators' hooks.
@@ -76,6 +77,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void let_go();
   void reduce_in_turn();
   [[nodiscard]] bool reducing() const noexcept;
+  [[nodiscard]] bool may_fuse(const Parameter& parameter);
   void require_not_reduced(const Parameter& parameter) const;
 
   std::vector<std::vector<ParameterGroup*>> units_;

@@ -33,6 +33,10 @@ struct Options {
   /// to so many bytes in all, those first that the backward reaches first; negative: every unit (FSDP2's
   /// reshard_after_forward=False).
   int64_t keep_gathered_bytes = 0;
+  /// Rows of a weight's gradient that belong to this rank, at least so many elements of them, do not go
+  /// through the slot: their GEMM runs one unit later and adds onto what came from the peers. Where ranks
+  /// address each other's memory and the layer offers it (SinkOwner::contribute); negative: never.
+  int64_t late_row_elements = int64_t{1} << 20;
   bool fused = true;  // fused layers write their weight gradients straight into the gradient slot
 };
 

@@ -21,6 +21,7 @@ class Parameter final : public SinkOwner {
   void ensure_resident() override;
   std::optional<GradSink> open() override;
   void report() override;
+  bool contribute(const RowWriter& write) override;
   bool exchanges_rows() const noexcept override;
   at::Tensor gather_rows(const at::Tensor& indices, bool with_gradient) override;
   bool add_rows(const at::Tensor& indices, const at::Tensor& rows) override;
@@ -36,9 +37,10 @@ class Parameter final : public SinkOwner {
   at::Tensor guard_grad;  // what `full.grad()` is between backwards: throws when an optimizer reads it
   std::shared_ptr<torch::autograd::Node> accumulator;
 
-  bool expected = false;     // its accumulator runs in the current graph task
-  bool seen = false;         // and has run
-  bool contributed = false;  // its range of the gradient slot holds values
+  bool expected = false;        // its accumulator runs in the current graph task
+  bool seen = false;            // and has run
+  bool contributed = false;     // its range of the gradient slot holds values, but for late rows
+  std::vector<RowWriter> late;  // of rows that wait for the peers' sum (LateRows)
 
  private:
   [[nodiscard]] BackwardPass& live() const;

@@ -20,6 +20,8 @@ class Reducer {
 
   /// Where the next contribution to `parameter` goes.
   virtual GradSink open(Parameter& parameter) = 0;
+  /// Has `write` write all rows of a contribution to `parameter`, now or (some) later in this backward.
+  virtual void contribute(Parameter& parameter, const RowWriter& write) = 0;
   /// False: this strategy keeps gradients of backwards that are not a window's last.
   [[nodiscard]] virtual bool reduces_every_backward() const noexcept = 0;
   /// A backward begins.
@@ -39,11 +41,19 @@ class Reducer {
 };
 
 /// optim_grads_params: contributions to planned slots; each backward ends with reduces into gradient shards.
+/// `late_elements`: Options::late_row_elements.
 [[nodiscard]] std::unique_ptr<Reducer> make_shard_reducer(Peers& peers, SlotMemory& slots, float scale,
+                                                          int64_t late_elements,
                                                           std::shared_ptr<device::Ledger> ledger);
 
 /// no_shard: the slots are the shards' gradients; the window's last backward ends with an all-reduce in
 /// place.
 [[nodiscard]] std::unique_ptr<Reducer> make_replica_reducer(Peers& peers, SlotMemory& slots, float scale);
+
+/// Says that the compute lane writes `sink`, or adds to it.
+void announce_write(device::Device& device, const Parameter& parameter, const GradSink& sink);
+/// Has `write` write rows [first, last) of `sink`, which has all of `parameter`'s, on the compute lane.
+void write_rows(device::Device& device, const Parameter& parameter, const GradSink& sink, int64_t first,
+                int64_t last, const RowWriter& write);
 
 }  // namespace fsdpp::runtime

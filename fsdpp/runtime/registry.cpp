@@ -46,6 +46,14 @@ UnitRef find_unit(const torch::nn::Module& module) {
   return {found->second.model.lock(), found->second.unit};
 }
 
+bool SinkOwner::contribute(const RowWriter& write) {
+  const std::optional<GradSink> sink = open();
+  if (!sink) return false;
+  write(*sink, 0, sink->view.size(0));
+  report();
+  return true;
+}
+
 at::Tensor SinkOwner::gather_rows(const at::Tensor&, bool) {
   throw UsageError("this weight is not exchanged by rows: read it");
 }

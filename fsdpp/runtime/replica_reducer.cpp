@@ -20,6 +20,10 @@ class ReplicaReducer final : public Reducer {
   }
 
   GradSink open(Parameter& parameter) override;
+  void contribute(Parameter& parameter, const RowWriter& write) override {
+    write_rows(peers_.device(), parameter, open(parameter), 0, parameter.sizes[0], write);
+    parameter.contributed = true;
+  }
 
   [[nodiscard]] bool reduces_every_backward() const noexcept override { return false; }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "fsdpp/base/error.h"
+#include "fsdpp/runtime/late_rows.h"
 #include "fsdpp/runtime/reducer.h"
 #include "fsdpp/runtime/row_exchange.h"
 
@@ -16,10 +17,12 @@ using device::LaneKind;
 
 class ShardReducer final : public Reducer {
  public:
-  ShardReducer(Peers& peers, SlotMemory& slots, float scale, std::shared_ptr<device::Ledger> ledger)
+  ShardReducer(Peers& peers, SlotMemory& slots, float scale, int64_t late_elements,
+               std::shared_ptr<device::Ledger> ledger)
       : peers_(peers),
         slots_(slots),
         scale_(scale),
+        late_(peers, scale, late_elements),
         ledger_(std::move(ledger)),
         states_(static_cast<std::size_t>(slots.slots())) {}
 
@@ -28,11 +31,11 @@ class ShardReducer final : public Reducer {
   }
 
   GradSink open(Parameter& parameter) override {
-    const int slot = slots_.slot_of(*parameter.group);
-    if (!state(slot).open) open_slot(slot);
-    return {gradient_view(nullptr, place(slot), parameter),
-            parameter.contributed ? GradSink::Mode::add : GradSink::Mode::overwrite};
+    if (!parameter.late.empty()) bring_back(parameter);
+    return slot_sink(parameter);
   }
+
+  void contribute(Parameter& parameter, const RowWriter& write) override;
 
   [[nodiscard]] bool reduces_every_backward() const noexcept override { return true; }
 
@@ -57,6 +60,7 @@ class ShardReducer final : public Reducer {
 
   void finish() override {
     peers_.device().wait(LaneKind::compute, peers_.device().record(LaneKind::reduce));
+    late_.run();
   }
 
   [[nodiscard]] std::span<const SlotUse> uses() const noexcept override { return uses_; }
@@ -80,6 +84,8 @@ class ShardReducer final : public Reducer {
     return state(slot).spill.data() != nullptr ? state(slot).spill.data() : slots_.data(slot);
   }
 
+  GradSink slot_sink(const Parameter& parameter);
+  void bring_back(Parameter& parameter);
   void open_slot(int slot);
   void claim(int slot);
   void spill(int slot);
@@ -94,6 +100,7 @@ class ShardReducer final : public Reducer {
   Peers& peers_;
   SlotMemory& slots_;
   float scale_;
+  LateRows late_;
   std::shared_ptr<device::Ledger> ledger_;
   std::vector<State> states_;
   std::vector<SlotUse> uses_;
@@ -117,8 +124,48 @@ void ShardReducer::forget() {
     if (state(slot).open) slots_.move(slot, device::State::closed);
     state(slot).open = false;
     drop_spill(slot);
-    for (const auto& parameter : slots_.group(slot).parameters) parameter->contributed = false;
+    for (const auto& parameter : slots_.group(slot).parameters) {
+      parameter->contributed = false;
+      parameter->late.clear();
+    }
   }
+}
+
+GradSink ShardReducer::slot_sink(const Parameter& parameter) {
+  const int slot = slots_.slot_of(*parameter.group);
+  if (!state(slot).open) open_slot(slot);
+  return {gradient_view(nullptr, place(slot), parameter),
+          parameter.contributed ? GradSink::Mode::add : GradSink::Mode::overwrite};
+}
+
+// The rows of the peers go to the slot at once: they wait for them.
+void ShardReducer::contribute(Parameter& parameter, const RowWriter& write) {
+  const bool whole = parameter.contributed && parameter.late.empty();  // the slot has all rows already
+  const Rows late = whole ? Rows{} : late_.of(parameter);
+  const int64_t rows = parameter.sizes[0];
+  if (late.empty()) {
+    write_rows(peers_.device(), parameter, slot_sink(parameter), 0, rows, write);
+    parameter.contributed = true;
+    return;
+  }
+  parameter.late.push_back(write);
+  if (late.first == 0 && late.last == rows) return;
+  const GradSink sink = slot_sink(parameter);
+  write_rows(peers_.device(), parameter, sink, 0, late.first, write);
+  write_rows(peers_.device(), parameter, sink, late.last, rows, write);
+  parameter.contributed = true;
+}
+
+// A contribution comes that has to be written as a whole: late rows go to the slot after all.
+void ShardReducer::bring_back(Parameter& parameter) {
+  const Rows late = late_.of(parameter);
+  GradSink sink = slot_sink(parameter);
+  sink.mode = GradSink::Mode::overwrite;
+  for (const RowWriter& write : std::exchange(parameter.late, {})) {
+    write_rows(peers_.device(), parameter, sink, late.first, late.last, write);
+    sink.mode = GradSink::Mode::add;
+  }
+  parameter.contributed = true;
 }
 
 void ShardReducer::open_slot(int slot) {
@@ -195,6 +242,8 @@ void ShardReducer::reduce(ParameterGroup& group) {
     group.rows->reduce(empty ? nullptr : outputs.front().out, scale_, add);
   }
   for (const auto& parameter : group.parameters) parameter->contributed = false;
+  late_.due(group, outputs, peers_.device().record(LaneKind::reduce));
+  late_.run(&group);
 }
 
 void ShardReducer::reduce_whole(ParameterGroup& group, std::span<const buffer::ReduceTarget> outputs) {
@@ -266,7 +315,7 @@ std::vector<buffer::ReduceTarget> ShardReducer::targets(ParameterGroup& group) {
         "the gradient of ", parameter.name, "'s shard was replaced by one of ", gradient.numel(),
         " elements of type ", gradient.dtype().name(), "; expected ", segment.count,
         " contiguous fp32 elements: clear it with zero_grad()");
-    result.push_back({segment, gradient.data_ptr<float>(), add});
+    late_.cut({segment, gradient.data_ptr<float>(), add}, parameter, result);
   }
   for (const auto& parameter : group.parameters) {
     at::Tensor& gradient = parameter->shard.mutable_grad();
@@ -279,8 +328,8 @@ std::vector<buffer::ReduceTarget> ShardReducer::targets(ParameterGroup& group) {
 }  // namespace
 
 std::unique_ptr<Reducer> make_shard_reducer(Peers& peers, SlotMemory& slots, float scale,
-                                            std::shared_ptr<device::Ledger> ledger) {
-  return std::make_unique<ShardReducer>(peers, slots, scale, std::move(ledger));
+                                            int64_t late_elements, std::shared_ptr<device::Ledger> ledger) {
+  return std::make_unique<ShardReducer>(peers, slots, scale, late_elements, std::move(ledger));
 }
 
 }  // namespace fsdpp::runtime

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -11,11 +13,16 @@ namespace fsdpp::runtime {
 struct GradSink {
   enum class Mode {
     overwrite,  // first contribution: whatever is there is garbage (a GEMM with beta = 0)
-    add,        // later ones (beta = 1)
+    add,        // view = kept * view + scale * contribution
   };
   at::Tensor view;  // the weight's sizes, contiguous, fp32, inside the gradient slot
   Mode mode = Mode::overwrite;
+  double kept = 1;   // beta, and
+  double scale = 1;  // alpha: other than 1 only where contribute() hands the sink out, to add
 };
+
+/// Writes rows [first, last) of a contribution into `sink`, whose view has these rows only, as its mode says.
+using RowWriter = std::function<void(const GradSink& sink, int64_t first, int64_t last)>;
 
 /// A sharded weight as a fused layer sees it. A custom autograd function that writes weight gradients itself
 /// takes one in forward (sink_of), keeps it with its saved tensors, and in backward:
@@ -25,6 +32,11 @@ struct GradSink {
 ///     write or add into sink->view;                // as sink->mode says, on the compute lane
 ///     owner->report();                             // exactly once per open()
 ///   }                                              // and return an undefined weight gradient
+///
+/// One that can write any rows of its contribution by themselves (a GEMM) does better, and for contributions
+/// of millions of elements should, to call
+///
+///   if (owner->contribute([=](const GradSink& sink, int64_t first, int64_t last) { ... })) return undefined;
 ///
 /// The weight's gradient accumulator still runs once per graph task, after all uses; that is when the runtime
 /// counts the weight as done.
@@ -43,6 +55,11 @@ class SinkOwner {
 
   /// The contribution promised by open() is written.
   virtual void report() = 0;
+
+  /// Has `write` write the contribution, in pieces that together are all its rows, each once: some now, some
+  /// perhaps later in the same backward, onto what came from the peers. `write` keeps alive what it reads.
+  /// False: this backward must not be fused, nothing was or will be written. Throws as open() does.
+  [[nodiscard]] virtual bool contribute(const RowWriter& write);
 
   /// True when the weight [rows, dim] is exchanged by rows: a lookup then takes gather_rows() instead of
   /// reading it, and in backward add_rows() instead of open().

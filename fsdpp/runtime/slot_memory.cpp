@@ -110,7 +110,7 @@ at::Tensor gradient_view(std::shared_ptr<void> owner, std::byte* base, const Par
 
 void zero_missing(device::Device& device, const ParameterGroup& group, std::byte* base) {
   for (const auto& parameter : group.parameters) {
-    if (parameter->contributed) continue;
+    if (parameter->contributed || !parameter->late.empty()) continue;
     const int64_t offset = group.layout->parameter_offset(parameter->index);
     device.fill(device::LaneKind::compute, "zero " + parameter->name,
                 base + offset * static_cast<int64_t>(sizeof(float)), 0,

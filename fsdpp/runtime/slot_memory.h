@@ -66,7 +66,7 @@ class SlotMemory {
                                        const Parameter& parameter);
 
 /// Fills with zeros the ranges of `group` that got no contribution, in the full gradient at `base`, and only
-/// those.
+/// those; rows that are late are nobody's there.
 void zero_missing(device::Device& device, const ParameterGroup& group, std::byte* base);
 
 }  // namespace fsdpp::runtime

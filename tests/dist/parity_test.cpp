@@ -44,10 +44,11 @@ struct Configuration {
   bool fused;
   bool rows = false;  // the embedding is exchanged by rows
   bool kept = false;  // all units stay gathered from forward to backward
+  bool late = false;  // own rows are added onto the peers' sum, however few
   int blocks = 3;
 };
 
-using Parameters = std::tuple<int, Strategy, int, bool, bool, bool, bool, bool>;
+using Parameters = std::tuple<int, Strategy, int, bool, bool, bool, bool, bool, bool>;
 
 Configuration configuration_of(const Parameters& parameters) {
   return std::make_from_tuple<Configuration>(parameters);
@@ -58,7 +59,7 @@ std::string name_of(const testing::TestParamInfo<Parameters>& info) {
   return text("Ranks", c.ranks, c.strategy == Strategy::no_shard ? "_NoShard" : "_OptimGradsParams",
               "_Microbatches", c.microbatches, c.set_to_none ? "_SetToNone" : "_SetToZero",
               c.tied ? "_Tied" : "_Untied", c.fused ? "_Fused" : "_Unfused", c.rows ? "_Rows" : "",
-              c.kept ? "_Kept" : "");
+              c.kept ? "_Kept" : "", c.late ? "_Late" : "");
 }
 
 // Sees each weight right after its accumulator ran and before the runtime does: the hook is older than the
@@ -101,6 +102,7 @@ class Rank {
                                    .combine = group.ranks() == 3 ? Combine::sum : Combine::mean,
                                    .row_exchange_bytes = c_.rows ? 0 : -1,
                                    .keep_gathered_bytes = c_.kept ? -1 : 0,
+                                   .late_row_elements = c_.late ? 0 : -1,
                                    .fused = c_.fused};
     sharded_ = c_.rows ? watched_shard(group, net_, net_->units_with_rows(), options)
                        : watched_shard(group, net_, net_->units(), options);
@@ -274,7 +276,7 @@ TEST_P(Parity, TrainsWithTheBitsOfOneProcess) {
 TEST(ParityOfRows, WithoutAnyOtherUnit) {
   at::set_num_threads(1);
   for (const int ranks : {2, 3}) {
-    const Configuration c{ranks, Strategy::optim_grads_params, 3, true, false, true, true, false, 0};
+    const Configuration c{ranks, Strategy::optim_grads_params, 3, true, false, true, true, false, false, 0};
     const std::vector<OracleStep> oracle = test::integer_oracle(
         {.blocks = 0},
         Descent{.steps = kSteps, .pieces = ranks * 3, .divisor = ranks == 3 ? 1 : ranks, .rate = kRate});
@@ -286,20 +288,29 @@ INSTANTIATE_TEST_SUITE_P(Integers, Parity,
                          testing::Combine(testing::Values(1, 2, 3, 4),
                                           testing::Values(Strategy::no_shard, Strategy::optim_grads_params),
                                           testing::Values(1, 3), testing::Bool(), testing::Bool(),
-                                          testing::Bool(), testing::Values(false), testing::Values(false)),
+                                          testing::Bool(), testing::Values(false), testing::Values(false),
+                                          testing::Values(false)),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Rows, Parity,
                          testing::Combine(testing::Values(1, 2, 3, 4),
                                           testing::Values(Strategy::optim_grads_params),
                                           testing::Values(1, 3), testing::Bool(), testing::Bool(),
                                           testing::Values(true), testing::Values(true),
-                                          testing::Values(false)),
+                                          testing::Values(false), testing::Values(false)),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Kept, Parity,
                          testing::Combine(testing::Values(1, 2, 3, 4),
                                           testing::Values(Strategy::optim_grads_params),
                                           testing::Values(1, 3), testing::Values(true), testing::Bool(),
-                                          testing::Values(true), testing::Bool(), testing::Values(true)),
+                                          testing::Values(true), testing::Bool(), testing::Values(true),
+                                          testing::Values(false)),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Late, Parity,
+                         testing::Combine(testing::Values(2, 3, 4),
+                                          testing::Values(Strategy::optim_grads_params),
+                                          testing::Values(1, 3), testing::Bool(), testing::Bool(),
+                                          testing::Values(true), testing::Bool(), testing::Bool(),
+                                          testing::Values(true)),
                          name_of);
 
 }  // namespace

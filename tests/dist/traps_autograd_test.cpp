@@ -167,8 +167,12 @@ TEST_P(TrapAutograd, AWeightWithATensorHookIsNotFusedAndTheHookCounts) {
     expect_right_step(*model, *net, oracle, group);
     model->device().unobserve(&recorder);
     EXPECT_EQ(calls, 1);
-    EXPECT_EQ(recorder.count(OperationKind::run, "wgrad block0.up.weight"), 0U);
-    EXPECT_EQ(recorder.count(OperationKind::run, "wgrad block0.down.weight"), 1U);
+    const auto fused = [&](const std::string& weight) {
+      return recorder.count(OperationKind::run, "wgrad " + weight) +
+             recorder.count(OperationKind::run, "late wgrad " + weight);
+    };
+    EXPECT_EQ(fused("block0.up.weight"), 0U);
+    EXPECT_GE(fused("block0.down.weight"), 1U);
   });
 }
 

@@ -36,12 +36,13 @@ struct Configuration {
   bool bf16;
   bool rows = false;  // the embedding is exchanged by rows
   bool kept = false;  // all units stay gathered from forward to backward
+  bool late = false;  // own rows are added onto the peers' sum, however few
 };
 
 std::string name_of(const Configuration& c) {
   return text(runtime::to_string(c.strategy), ", ", c.microbatches, " microbatches", c.tied ? ", tied" : "",
               c.fused ? ", fused" : ", unfused", c.bf16 ? ", bf16" : ", fp32", c.rows ? ", rows" : "",
-              c.kept ? ", kept" : "");
+              c.kept ? ", kept" : "", c.late ? ", late" : "");
 }
 
 std::vector<Configuration> configurations() {
@@ -54,7 +55,8 @@ std::vector<Configuration> configurations() {
             all.push_back({strategy, microbatches, tied, fused, bf16});
             if (!fused || strategy == Strategy::no_shard) continue;
             all.push_back({strategy, microbatches, tied, fused, bf16, true});
-            all.push_back({strategy, microbatches, tied, fused, bf16, true, true});
+            all.push_back({strategy, microbatches, tied, fused, bf16, true, true, true});
+            all.push_back({strategy, microbatches, tied, fused, bf16, false, false, true});
           }
         }
       }
@@ -89,6 +91,7 @@ class Training {
                              .combine = Combine::mean,
                              .row_exchange_bytes = c.rows ? 0 : -1,
                              .keep_gathered_bytes = c.kept ? -1 : 0,
+                             .late_row_elements = c.late ? 0 : -1,
                              .fused = c.fused};
     if (c.bf16) options.model_dtype = at::kBFloat16;
     sharded_ = c.rows ? fully_shard(group, net_, net_->units_with_rows(), options, std::move(lanes))

@@ -12,7 +12,6 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -28,23 +27,37 @@ using runtime::Options;
 using runtime::ShardedModel;
 using runtime::Strategy;
 
-/// A test that runs under both strategies with 1 to 4 thread ranks.
-class OnRanks : public ::testing::TestWithParam<std::tuple<Strategy, int>> {
- public:
-  static Strategy strategy() { return std::get<0>(GetParam()); }
-  static int ranks() { return std::get<1>(GetParam()); }
-  static bool sharded() { return strategy() == Strategy::optim_grads_params; }
-  /// Sums, since a mean over three ranks is not exact.
-  static Options options() { return {.strategy = strategy(), .combine = Combine::sum}; }
+struct Ranks {
+  Strategy strategy;
+  int count;
+  bool late;  // rows that a rank owns are added onto the peers' sum, however few
 };
 
-inline std::string parameters_name(const ::testing::TestParamInfo<std::tuple<Strategy, int>>& info) {
-  return runtime::to_string(std::get<0>(info.param)) + "_on_" + std::to_string(std::get<1>(info.param));
+/// A test that runs under both strategies with 1 to 4 thread ranks.
+class OnRanks : public ::testing::TestWithParam<Ranks> {
+ public:
+  static Strategy strategy() { return GetParam().strategy; }
+  static int ranks() { return GetParam().count; }
+  static bool sharded() { return strategy() == Strategy::optim_grads_params; }
+  /// Sums, since a mean over three ranks is not exact.
+  static Options options() {
+    return {.strategy = strategy(), .combine = Combine::sum, .late_row_elements = GetParam().late ? 0 : -1};
+  }
+};
+
+inline std::string parameters_name(const ::testing::TestParamInfo<Ranks>& info) {
+  return runtime::to_string(info.param.strategy) + "_on_" + std::to_string(info.param.count) +
+         (info.param.late ? "_late" : "");
 }
 
 inline auto all_ranks() {
-  return ::testing::Combine(::testing::Values(Strategy::no_shard, Strategy::optim_grads_params),
-                            ::testing::Values(1, 2, 3, 4));
+  std::vector<Ranks> all;
+  for (const int count : {1, 2, 3, 4}) {
+    all.push_back({Strategy::no_shard, count, false});
+    all.push_back({Strategy::optim_grads_params, count, false});
+    if (count > 1) all.push_back({Strategy::optim_grads_params, count, true});
+  }
+  return ::testing::ValuesIn(all);
 }
 
 inline Options sharded_sum() { return {.strategy = Strategy::optim_grads_params, .combine = Combine::sum}; }
