@@ -120,15 +120,24 @@ void Child::ask_to_end(int number) const noexcept {
   signal(number);
   siginfo_t info{};
   const auto id = static_cast<id_t>(pid_);
-  const bool stopped =
-      running_ && waitid(P_PID, id, &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid_;
+  const bool stopped = stopped_ || (running_ && waitid(P_PID, id, &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 &&
+                                    info.si_pid == pid_);
   if (stopped) signal(SIGKILL);
 }
 
 bool Child::reap() noexcept {
-  if (!running_ || waitpid(pid_, &status_, WNOHANG) != pid_) return false;
-  running_ = false;
-  return true;
+  while (running_ && waitpid(pid_, &status_, WNOHANG | WUNTRACED | WCONTINUED) == pid_) {
+    if (WIFEXITED(status_) || WIFSIGNALED(status_)) {
+      running_ = false;
+      return true;
+    }
+    stopped_ = WIFSTOPPED(status_);
+  }
+  return false;
+}
+
+bool Child::given_up() const noexcept {
+  return !running_ && stopped_ && WIFSIGNALED(status_) && WTERMSIG(status_) == SIGKILL;
 }
 
 void Child::forward(bool all) {

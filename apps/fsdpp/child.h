@@ -34,6 +34,8 @@ class Child {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] bool running() const noexcept { return running_; }
   [[nodiscard]] int status() const noexcept { return status_; }  // as waitpid gives it, once it has ended
+  /// It was stopped when it was killed: by a rank that had given it up.
+  [[nodiscard]] bool given_up() const noexcept;
   [[nodiscard]] int pipe() const noexcept { return pipe_; }  // to poll for reading; -1 once it is at its end
 
   /// Sends `number` if the process runs.
@@ -53,6 +55,7 @@ class Child {
   pid_t pid_ = -1;
   int pipe_ = -1;
   bool running_ = false;
+  bool stopped_ = false;
   int status_ = 0;
   std::string pending_;  // a line that has not come to its end
 };

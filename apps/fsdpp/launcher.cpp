@@ -134,16 +134,23 @@ class Launcher {
   }
 
   void reap() {
-    std::vector<const Child*> failed;
     for (const auto& child : children_) {
-      if (child->reap() && child->status() != 0) failed.push_back(child.get());
+      if (child->reap() && child->status() != 0) failed_.push_back(child.get());
     }
-    if (failed.empty() || code_ != 0 || interrupt_ != 0) return;
-    // Of those found together, one that only lost a peer is the consequence of another.
-    const auto cause = std::find_if(failed.begin(), failed.end(), [](const Child* child) {
-      return !(WIFEXITED(child->status()) && WEXITSTATUS(child->status()) == kLostPeer);
+    if (failed_.empty() || code_ != 0 || interrupt_ != 0) return;
+    // Of those found together, one that only lost a peer is the consequence of another, but the cause where
+    // that one was stopped and given up. Then it has just said so, and may need a while to end.
+    const auto gave_up = std::find_if(failed_.begin(), failed_.end(), lost_a_peer);
+    const auto cause = std::find_if(failed_.begin(), failed_.end(), [](const Child* child) {
+      return !lost_a_peer(child) && !child->given_up();
     });
-    blame(cause == failed.end() ? *failed.front() : **cause);
+    if (cause != failed_.end()) return blame(**cause);
+    if (gave_up != failed_.end()) return blame(**gave_up);
+    if (!running()) blame(*failed_.front());
+  }
+
+  static bool lost_a_peer(const Child* child) {
+    return WIFEXITED(child->status()) && WEXITSTATUS(child->status()) == kLostPeer;
   }
 
   void blame(const Child& child) {
@@ -160,6 +167,7 @@ class Launcher {
   SignalQueue signals_;  // before the store, whose threads must not take the signals
   comm::StoreServer store_;
   std::vector<std::unique_ptr<Child>> children_;
+  std::vector<const Child*> failed_;  // in the order in which they were found
   int code_ = 0;
   int interrupt_ = 0;
   std::optional<Clock::time_point> deadline_;

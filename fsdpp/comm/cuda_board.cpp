@@ -33,9 +33,7 @@ class CudaBoard final : public LaneSignals {
     FSDPP_CUDA(cudaDeviceSynchronize());
     load_signal_kernels();
     hardware_waits_ = can_stream_wait(gpu);
-    if (group.ranks() > 1)
-      watchdog_ =
-          std::make_unique<CudaWatchdog>(group, gpu, names_, view_.pads[group.rank()], lost_exit_code);
+    if (group.ranks() > 1) watchdog_ = std::make_unique<CudaWatchdog>(group, names_, lost_exit_code);
   }
   ~CudaBoard() override {
     static_cast<void>(cudaDeviceSynchronize());  // no wait is left
@@ -54,8 +52,9 @@ class CudaBoard final : public LaneSignals {
       cuda_wait(lane, view_, channel, rank, 1);
       return;
     }
-    if (watchdog_) watchdog_->expect(rank, channel, sequence);
-    cuda_stream_wait(lane, view_.pads[view_.rank] + rank * view_.channels + channel, sequence);
+    const CudaWatchdog::Ticket ticket = watchdog_->expect(lane, rank, channel, sequence);
+    cuda_stream_wait(lane, view_.pads[view_.rank] + rank * view_.channels + channel, sequence, ticket.marks,
+                     ticket.number);
   }
 
  private:

@@ -3,13 +3,15 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <array>
+
 #include "fsdpp/base/error.h"
 #include "fsdpp/device/cuda_check.h"
 
 namespace fsdpp::comm {
 namespace {
 
-using WaitValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned int);
+using BatchMemOp = CUresult (*)(CUstream, unsigned int, CUstreamBatchMemOpParams*, unsigned int);
 using GetAttribute = CUresult (*)(int*, CUdevice_attribute, CUdevice);
 
 // libcuda.so is the driver's: it is not linked, so that programs start where there is none.
@@ -25,9 +27,26 @@ Function driver_function(const char* name) {
   return found == cudaDriverEntryPointSuccess ? reinterpret_cast<Function>(function) : nullptr;
 }
 
-WaitValue wait_value() {
-  static const auto function = driver_function<WaitValue>("cuStreamWaitValue32");
+BatchMemOp batch_mem_op() {
+  static const auto function = driver_function<BatchMemOp>("cuStreamBatchMemOp");
   return function;
+}
+
+CUstreamBatchMemOpParams write_of(uint32_t* address, uint32_t value) {
+  CUstreamBatchMemOpParams params = {};
+  params.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+  params.writeValue.address = reinterpret_cast<CUdeviceptr>(address);
+  params.writeValue.value = value;
+  return params;
+}
+
+CUstreamBatchMemOpParams wait_for(const uint32_t* address, uint32_t value) {
+  CUstreamBatchMemOpParams params = {};
+  params.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+  params.waitValue.address = reinterpret_cast<CUdeviceptr>(address);
+  params.waitValue.value = value;
+  params.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
+  return params;
 }
 
 }  // namespace
@@ -35,15 +54,17 @@ WaitValue wait_value() {
 bool can_stream_wait(int gpu) {
   const auto attribute = driver_function<GetAttribute>("cuDeviceGetAttribute");
   int can = 0;
-  return attribute != nullptr && wait_value() != nullptr &&
+  return attribute != nullptr && batch_mem_op() != nullptr &&
          attribute(&can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, gpu) == CUDA_SUCCESS && can != 0;
 }
 
-void cuda_stream_wait(device::Stream stream, const uint32_t* address, uint32_t value) {
-  const CUresult status =
-      wait_value()(stream, reinterpret_cast<CUdeviceptr>(address), value, CU_STREAM_WAIT_VALUE_GEQ);
+void cuda_stream_wait(device::Stream stream, const uint32_t* address, uint32_t value, const WaitMarks& marks,
+                      uint32_t number) {
+  std::array operations = {write_of(marks.begun, number), wait_for(address, value),
+                           write_of(marks.ended, number)};
+  const CUresult status = batch_mem_op()(stream, operations.size(), operations.data(), 0);
   if (status != CUDA_SUCCESS)
-    throw EnvironmentError(text("CUDA: cuStreamWaitValue32 failed with error ", static_cast<int>(status)));
+    throw EnvironmentError(text("CUDA: cuStreamBatchMemOp failed with error ", static_cast<int>(status)));
 }
 
 }  // namespace fsdpp::comm

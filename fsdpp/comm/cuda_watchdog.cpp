@@ -2,12 +2,14 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 
 #include "fsdpp/base/error.h"
 #include "fsdpp/base/interrupt.h"
+#include "fsdpp/device/cuda_check.h"
 
 namespace fsdpp::comm {
 namespace {
@@ -16,73 +18,70 @@ constexpr std::chrono::milliseconds kLook(100);
 
 }  // namespace
 
-CudaWatchdog::CudaWatchdog(PeerGroup& group, int gpu, const std::vector<std::string>& channels,
-                           const uint32_t* pad, int exit_code)
-    : group_(group),
-      gpu_(gpu),
-      channels_(channels),
-      pad_(pad),
-      exit_code_(exit_code),
-      expected_(channels.size() * static_cast<std::size_t>(group.ranks())),
-      last_(expected_.size()),
-      since_(expected_.size()),
-      thread_([this] { watch(); }) {}
+CudaWatchdog::CudaWatchdog(PeerGroup& group, const std::vector<std::string>& channels, int exit_code)
+    : group_(group), channels_(channels), exit_code_(exit_code) {
+  void* pinned = nullptr;
+  FSDPP_CUDA(cudaMallocHost(&pinned, 2 * kMostLanes * sizeof(uint32_t)));
+  shown_ = static_cast<uint32_t*>(pinned);
+  std::fill_n(shown_, 2 * kMostLanes, 0U);
+  thread_ = std::thread([this] { watch(); });
+}
 
 CudaWatchdog::~CudaWatchdog() {
   stop_.store(true);
   thread_.join();
+  static_cast<void>(cudaFreeHost(shown_));
 }
 
-// Errors of the device are not its business: whoever uses the lanes meets them.
-void CudaWatchdog::watch() {
-  cudaStream_t stream = nullptr;
-  void* pinned = nullptr;
-  const std::size_t bytes = expected_.size() * sizeof(uint32_t);
-  if (cudaSetDevice(gpu_) != cudaSuccess ||
-      cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess ||
-      cudaMallocHost(&pinned, bytes) != cudaSuccess) {
-    return;
+CudaWatchdog::Ticket CudaWatchdog::expect(device::Stream stream, int rank, int channel, uint32_t sequence) {
+  const std::lock_guard lock(mutex_);
+  std::size_t index = 0;
+  while (index < lane_count_ && lanes_[index].stream != stream) ++index;
+  FSDPP_INVARIANT(index < kMostLanes, "more than ", kMostLanes, " streams wait for peers");
+  Lane& lane = lanes_[index];
+  if (index == lane_count_) {
+    lane.stream = stream;
+    lane.waits.resize(kKept);
+    ++lane_count_;
   }
+  const uint32_t number = ++lane.issued;
+  lane.waits[number % kKept] = {rank, channel, sequence};
+  return {marks(index), number};
+}
+
+void CudaWatchdog::watch() {
   while (!stop_.load()) {
     std::this_thread::sleep_for(kLook);
-    if (cudaMemcpyAsync(pinned, pad_, bytes, cudaMemcpyDeviceToHost, stream) != cudaSuccess ||
-        cudaStreamSynchronize(stream) != cudaSuccess) {
-      break;
-    }
-    look(static_cast<const uint32_t*>(pinned));
+    const std::lock_guard lock(mutex_);
+    for (std::size_t index = 0; index < lane_count_; ++index) look(index, lanes_[index]);
   }
-  static_cast<void>(cudaFreeHost(pinned));
-  static_cast<void>(cudaStreamDestroy(stream));
 }
 
 // A look counts as kLook however long it took to come: while this process is stopped no time passes.
-void CudaWatchdog::look(const uint32_t* now) {
-  for (std::size_t i = 0; i < expected_.size(); ++i) {
-    const uint32_t expected = expected_[i].load(std::memory_order_relaxed);
-    const bool here = static_cast<int32_t>(now[i] - expected) >= 0;
-    since_[i] = !here && expected == last_[i] ? since_[i] + kLook.count() : 0;
-    last_[i] = expected;
-    if (since_[i] == 0) continue;
-    const int rank = static_cast<int>(i / channels_.size());
-    const std::size_t channel = i % channels_.size();
-    const auto trouble = group_.trouble_with(rank);
-    if (trouble && trouble->final) end(rank, channel, expected, now[i], trouble->what);
-    if (since_[i] >= group_.timeout().count())
-      end(rank, channel, expected, now[i], trouble ? trouble->what : "it runs but did not come in time");
-  }
+void CudaWatchdog::look(std::size_t index, Lane& lane) {
+  const uint32_t ended = std::atomic_ref(*marks(index).ended).load(std::memory_order_acquire);
+  const uint32_t begun = std::atomic_ref(*marks(index).begun).load(std::memory_order_acquire);
+  const bool stands = begun != ended && begun == lane.last;
+  lane.since = stands ? lane.since + kLook.count() : 0;
+  lane.last = begun;
+  if (!stands) return;
+  const Wait& wait = lane.waits[begun % kKept];
+  const auto trouble = group_.trouble_with(wait.rank);
+  if (trouble && trouble->final) end(wait, trouble->what);
+  if (lane.since >= group_.timeout().count())
+    end(wait, trouble ? trouble->what : "it runs but did not come in time");
 }
 
-void CudaWatchdog::end(int rank, std::size_t channel, uint32_t expected, uint32_t seen,
-                       const std::string& why) {
+void CudaWatchdog::end(const Wait& wait, const std::string& why) {
   // The user has stopped the job, and that rank heard it a moment earlier: nobody is lost.
   if (interrupted()) std::_Exit(128 + interrupt_signal());
-  const std::string message =
-      text("fsdpp: lost rank ", rank, ": ", why, "; rank ", group_.rank(), " of group \"", group_.name(),
-           "\" waited on its GPU for rank ", rank, " to reach ", expected, " on channel \"",
-           channels_[channel], "\" (seen ", seen, ", timeout ", group_.timeout().count(), " ms)\n");
+  const std::string message = text(
+      "fsdpp: lost rank ", wait.rank, ": ", why, "; rank ", group_.rank(), " of group \"", group_.name(),
+      "\" waited on its GPU for rank ", wait.rank, " to reach ", wait.sequence, " on channel \"",
+      channels_[static_cast<std::size_t>(wait.channel)], "\" (timeout ", group_.timeout().count(), " ms)\n");
   std::fputs(message.c_str(), stderr);
   std::fflush(stderr);
-  group_.give_up_on(rank);
+  group_.give_up_on(wait.rank);
   std::_Exit(exit_code_);
 }
 

@@ -158,7 +158,7 @@ def test_variants_begin_the_same(text, tmp_path, extra):
     values = {"train__steps": 20, "train__warmup_steps": 10, "sample__bytes": 20} | extra
     one = Trained(tmp_path, text, ["--device", "cuda"], **values)
     two = Trained(tmp_path, text, ["--device", "cuda", "--ranks", 2], **values)
-    assert two.losses == pytest.approx(one.losses, rel=1e-2)
+    assert two.losses[:8] == pytest.approx(one.losses[:8], rel=1e-2)  # then roundings have grown
 
 
 def test_gpus_are_found_by_themselves(text, tmp_path):
