@@ -44,6 +44,7 @@ struct Arguments {
   int64_t batch = 1;
   bool optimizer = false;
   double keep_gib = 0;
+  int64_t late_elements = runtime::Options{}.late_row_elements;
   double warm_seconds = 3;
   int steps = 10;
   std::string trace;
@@ -67,6 +68,8 @@ Arguments parse(int argc, char** argv) {
   app.add_flag("--optimizer", a.optimizer);
   app.add_option("--keep-gib", a.keep_gib,
                  "full weights that stay gathered from forward to backward; -1: all");
+  app.add_option("--late-elements", a.late_elements,
+                 "own rows of so many elements are added onto the peers' sum; -1: all go through the slots");
   app.add_option("--warm-seconds", a.warm_seconds);
   app.add_option("--steps", a.steps);
   app.add_option("--trace", a.trace,
@@ -108,6 +111,7 @@ class Row {
     } else {
       runtime::Options options;
       options.fused = a.row != "ours-copy";
+      options.late_row_elements = a.late_elements;
       options.keep_gathered_bytes = a.keep_gib < 0 ? -1 : static_cast<int64_t>(a.keep_gib * kGiB);
       sharded_ = fully_shard(group, model_, model_->units(), options, device::make_cuda_device(gpu));
       sharded_->promise_to_tell();  // our AdamW casts and publishes in its kernel: without it weights stay
@@ -155,8 +159,6 @@ class Row {
     return count;
   }
   [[nodiscard]] int64_t tokens() const { return a_.batch * a_.sequence; }
-  /// Of the runtime: weights, slots, optimizer; gradient shards lie in libtorch's allocator.
-  [[nodiscard]] int64_t runtime_bytes() const { return sharded_ ? sharded_->memory().peak() : 0; }
 
  private:
   void clear() {
@@ -187,12 +189,19 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-nlohmann::json measure(const Arguments& a, Row& row, comm::PeerGroup& group, int64_t context_bytes) {
+// What a step needs, known when the first is over: the context, what CUDA's libraries have loaded, the
+// runtime's buffers, and of libtorch's allocator what was in use, not what it reserved. Memory is held
+// against this plan.
+int64_t plan_bytes() {
+  const device::CudaMemory after = device::cuda_memory();
+  return after.taken - after.reserved + after.allocated;
+}
+
+nlohmann::json measure(const Arguments& a, Row& row, comm::PeerGroup& group) {
   group.barrier();
   row.step();
   device::cuda_synchronize();
-  // What a step needs, known when the first is over: the plan that memory is held against.
-  const int64_t plan = context_bytes + row.runtime_bytes() + device::cuda_memory().allocated;
+  const int64_t plan = plan_bytes();
   bool warm = false;
   for (const auto begin = Clock::now(); !warm;) {  // all ranks take the same number of steps
     row.step();
@@ -255,11 +264,10 @@ void run(const Arguments& a) {
   comm::use_cuda_lanes(*group, gpu, a.row == "ours-nccl" ? comm::CudaVia::nccl : comm::CudaVia::automatic);
   device::use_compute_stream(gpu);
   device::use_growing_memory();
-  const int64_t context_bytes = device::cuda_memory().taken;  // CUDA's own, and the group's
   nlohmann::json line;
   {
     Row row(a, *group, gpu);
-    line = measure(a, row, *group, context_bytes);
+    line = measure(a, row, *group);
     if (!a.trace.empty()) write_trace(a.trace + "." + std::to_string(group->rank()), row);
     group->barrier();
   }

@@ -76,8 +76,8 @@ class Row:
 KEEP_ALL = ("--keep-gib", "-1")  # full weights stay gathered from forward to backward
 
 
-def _ours(name, *more, kind=None):
-    return Row(name, "ours", ("--row", kind or name, *more))
+def _ours(name, *more, kind=None, **options):
+    return Row(name, "ours", ("--row", kind or name, *more), **options)
 
 
 def _fsdp2(name, *more, **options):
@@ -105,6 +105,7 @@ _SHARDED = [
     _fsdp2("fsdp2-bf16", "--reduce", "bf16"),
     _fsdp2("fsdp2-compiled", "--compile"),
     _fsdp2("fsdp2-expandable", environment=EXPANDABLE),
+    _ours("ours-slots", *KEEP_ALL, "--late-elements", "-1", kind="ours", default=False),
     *(_fsdp2(f"fsdp2-prefetch{depth}", "--prefetch", str(depth), default=False) for depth in (0, 1, 3)),
 ]
 

@@ -35,8 +35,10 @@ CudaMemory cuda_memory() {
   std::size_t free = 0;
   std::size_t total = 0;
   FSDPP_CUDA(cudaMemGetInfo(&free, &total));
+  CudaMemory memory{.taken = static_cast<int64_t>(total - free)};
+  if (!c10::cuda::CUDACachingAllocator::get()->initialized()) return memory;  // no tensor yet
   const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device());
-  return {static_cast<int64_t>(total - free), stats.allocated_bytes[0].peak, stats.reserved_bytes[0].peak};
+  return {memory.taken, stats.allocated_bytes[0].peak, stats.reserved_bytes[0].peak};
 }
 
 void cuda_reset_memory() {
