@@ -148,7 +148,11 @@ class Row {
     clear();
     const at::Tensor loss = call(*model_, tokens_, targets_);
     loss.backward();
-    if (optimizer_) optimizer_->step(kLearningRate);
+    if (optimizer_) {
+      optimizer_->step(kLearningRate);
+    } else if (sharded_) {  // as after an optimizer: the next step gathers anew
+      sharded_->update_and_publish([] {});
+    }
     return loss;
   }
 

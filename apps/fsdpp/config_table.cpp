@@ -70,10 +70,10 @@ const std::array kEntries = {
     Entry{SHARDING(model_dtype), choice({"auto", "fp32", "bf16"}),
           "of the weights that the model computes with (main weights are fp32); auto: bf16 on GPUs, fp32 on "
           "CPUs"},
-    Entry{SHARDING(keep_gathered_mib), from(-1, kMany),
-          "MiB of full weights that stay gathered from forward to backward instead of being gathered again; "
-          "-1: "
-          "all"},
+    Entry{
+        SHARDING(keep_gathered_mib), from(-1, kMany),
+        "MiB of full weights that stay where they are, gathered once per step instead of in each forward and "
+        "backward; -1: all"},
     Entry{SHARDING(fused), {}, "weight gradients are written straight into the reduce's input"},
     Entry{SHARDING(timeout_s), above(0, 1e6), "seconds to wait for another rank"},
 

@@ -49,7 +49,7 @@ void gather(const Route& route, const ShardedBuffer& source, std::byte* full) {
     if (place == source.part(rank)) continue;  // its own shard is in place already
     copies.push_back({place, source.part(rank), bytes});
   }
-  route.device.copy_all(route.lane, "gather " + source.name(), std::move(copies));
+  if (!copies.empty()) route.device.copy_all(route.lane, "gather " + source.name(), std::move(copies));
 }
 
 void slice(const Route& route, const ShardedBuffer& source, std::byte* shard) {

@@ -161,7 +161,6 @@ void BackwardPass::keep(int unit) {
 void BackwardPass::let_go() {
   for (const int unit : leaving_) {
     order_.leave(unit);
-    residency_.drop_all(unit, Hold::kept);
     residency_.drop_all(unit, Hold::backward);
   }
   leaving_.clear();
@@ -303,7 +302,8 @@ void BackwardPass::finish() {
       for (const auto& parameter : group->parameters) parameter->full.mutable_grad() = parameter->guard_grad;
     }
   }
-  for (const Hold kind : {Hold::backward, Hold::prefetch, Hold::kept}) residency_.drop_all(kind);
+  residency_.drop_all(Hold::backward);
+  residency_.drop_all(Hold::prefetch);
   device_.rejoin(device::LaneKind::compute, "end of backward");
   active_ = false;
   if (accumulates_ && on_finished_) on_finished_();

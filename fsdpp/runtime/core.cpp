@@ -67,7 +67,7 @@ Core::Core(comm::PeerGroup& peer_group, std::shared_ptr<torch::nn::Module> root_
     }
   }
   peers = std::make_unique<Peers>(group, *device, names);
-  publisher = std::make_unique<Publisher>(*peers, groups, options.strategy, ledger);
+  publisher = std::make_unique<Publisher>(*peers, groups, choose_kept(), options.strategy, ledger);
   for (ParameterGroup* candidate : groups) {
     if (candidate->use == Use::whole) continue;
     row_exchanges.push_back(std::make_unique<RowExchange>(*peers, *publisher, *candidate, ledger));
@@ -87,7 +87,6 @@ Core::Core(comm::PeerGroup& peer_group, std::shared_ptr<torch::nn::Module> root_
   const float scale = options.combine == Combine::mean ? 1.0F / static_cast<float>(group.ranks()) : 1.0F;
   reducer = sharded ? make_shard_reducer(*peers, *slots, scale, options.late_row_elements, ledger)
                     : make_replica_reducer(*peers, *slots, scale);
-  choose_kept();
   residency = std::make_unique<Residency>(
       *peers, *publisher,
       groups_by_unit(units, [&](const ParameterGroup& held) { return sharded && held.is_gathered(); }),
@@ -129,29 +128,37 @@ Core::~Core() {
   }
 }
 
+// Of weights that come and go.
 std::vector<Sized> Core::unit_sizes() const {
   std::vector<Sized> sizes;
   for (const UnitState& unit : units) {
     int64_t bytes = 0;
     for (const auto& unit_group : unit.groups) {
-      if (unit_group->is_gathered()) bytes += round_up(unit_group->full_bytes(), kAlignment);
+      const bool comes_and_goes = unit_group->is_gathered() && unit_group->own_place == nullptr;
+      if (comes_and_goes) bytes += round_up(unit_group->full_bytes(), kAlignment);
     }
     sizes.push_back({unit.name, options.strategy == Strategy::no_shard ? 0 : bytes});
   }
   return sizes;
 }
 
-// What the backward reaches first is needed soonest: its memory is held shortest.
-void Core::choose_kept() {
-  kept_.assign(units.size(), false);
-  const std::vector<Sized> sizes = unit_sizes();
+// Groups whose full weights stay. The units that a step keeps longest in any case come first.
+std::vector<ParameterGroup*> Core::choose_kept() const {
+  std::vector<ParameterGroup*> kept;
+  if (options.strategy == Strategy::no_shard) return kept;
   int64_t left = options.keep_gathered_bytes;
-  for (const int unit : backward_structure(units.size())) {
-    const auto index = static_cast<std::size_t>(unit);
-    if (options.keep_gathered_bytes >= 0 && sizes[index].bytes > left) continue;
-    kept_[index] = true;
-    left -= sizes[index].bytes;
+  for (const int index : backward_structure(units.size())) {
+    const UnitState& unit = units[static_cast<std::size_t>(index)];
+    int64_t bytes = 0;
+    for (const auto& unit_group : unit.groups)
+      bytes += unit_group->is_gathered() ? unit_group->full_bytes() : 0;
+    if (options.keep_gathered_bytes >= 0 && bytes > left) continue;
+    left -= bytes;
+    for (const auto& unit_group : unit.groups) {
+      if (unit_group->is_gathered()) kept.push_back(unit_group.get());
+    }
   }
+  return kept;
 }
 
 std::vector<Sized> Core::slot_sizes() const {
@@ -165,7 +172,7 @@ std::vector<Sized> Core::slot_sizes() const {
 layout::ArenaPlan Core::weight_plan() const {
   const std::vector<std::vector<Visit>> orders = {forward_order.expected(), backward_order.expected(),
                                                   evaluation_order.expected()};
-  return plan_weights(unit_sizes(), orders, kept_);
+  return plan_weights(unit_sizes(), orders);
 }
 
 // Before a backward was seen: units one after another from the last to the first, the root's slot open all
@@ -232,22 +239,16 @@ void Core::finish(const std::shared_ptr<Pass>& pass, bool raised) {
   if (pass->recompute()) return;
   const int index = pass->unit();
   if (root_pass_) order_of(*pass).leave(index);
-  if (pass->with_gradient() && root_pass_ && !raised) keep_for_backward(index);
+  // What the backward needs first stays: the root, and the unit visited last.
+  const bool comes_back_first =
+      pass->with_gradient() && root_pass_ && !raised &&
+      (index == 0 || (backward_order.expected().size() > 1 && backward_order.expected()[1].unit == index));
+  if (comes_back_first) residency->hold(index, Hold::prefetch);
   residency->drop(index, Hold::forward);
   entered_.pop_back();
   if (entered_.empty()) {
     if (root_pass_ && !raised) orders_changed_ = order_of(*pass).complete() || orders_changed_;
     end_forward(raised);
-  }
-}
-
-// What was chosen to stay does, and what the backward needs first: the root, and the unit visited last.
-void Core::keep_for_backward(int unit) {
-  const std::vector<Visit>& expected = backward_order.expected();
-  if (kept_[static_cast<std::size_t>(unit)]) {
-    if (residency->holds(unit, Hold::kept) == 0) residency->hold(unit, Hold::kept);
-  } else if (unit == 0 || (expected.size() > 1 && expected[1].unit == unit)) {
-    residency->hold(unit, Hold::prefetch);
   }
 }
 
@@ -257,7 +258,6 @@ void Core::end_forward(bool raised) {
   if (!raised) return;
   residency->drop_all(Hold::forward);
   residency->drop_all(Hold::prefetch);
-  residency->drop_all(Hold::kept);
 }
 
 void Core::check_parameters(const UnitState& unit) const {

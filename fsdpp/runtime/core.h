@@ -77,15 +77,14 @@ class Core {
     uint64_t hash = 0;  // 0: none was seen
   };
 
-  void choose_kept();
   void begin_forward();
-  void keep_for_backward(int unit);
   void publish(const std::function<void()>& update = nullptr);
   void end_forward(bool raised);
   void check_parameters(const UnitState& unit) const;
   void broadcast_from_first();
   void broadcast_by_sum(ParameterGroup& held);
   [[nodiscard]] bool must_publish() const;
+  [[nodiscard]] std::vector<ParameterGroup*> choose_kept() const;
   [[nodiscard]] std::vector<Sized> unit_sizes() const;
   [[nodiscard]] std::vector<Sized> slot_sizes() const;
   [[nodiscard]] layout::ArenaPlan weight_plan() const;
@@ -95,7 +94,6 @@ class Core {
   void settle();
   Order& order_of(const Pass& pass) { return pass.with_gradient() ? forward_order : evaluation_order; }
 
-  std::vector<bool> kept_;       // per unit: stays gathered from forward to backward
   std::vector<int> entered_;     // units of nested forwards, the outermost first
   bool root_pass_ = false;       // the outermost one is the root's
   bool window_open_ = false;     // weights are as published until it closes

@@ -92,6 +92,7 @@ void Core::publish(const std::function<void()>& update) {
   const std::vector<uint64_t> votes = publisher->publish(seen.hash, update);
   window_open_ = false;
   backward_seen_ = false;
+  residency->renew();
   // Every peer has come here, so all pulls of the last backward are over.
   if (options.strategy != Strategy::no_shard && !backward->active()) slots->retire_all();
   const bool agreed = told_.hash != 0 && std::all_of(votes.begin(), votes.end(),

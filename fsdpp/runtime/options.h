@@ -29,9 +29,9 @@ struct Options {
   /// Embeddings of at least so many bytes are exchanged by rows where their unit asks for it (see UnitSpec),
   /// the strategy shards weights and ranks address each other's memory; negative: never.
   int64_t row_exchange_bytes = int64_t{64} << 20;
-  /// Full weights that stay gathered from forward to backward, instead of being gathered again: units of up
-  /// to so many bytes in all, those first that the backward reaches first; negative: every unit (FSDP2's
-  /// reshard_after_forward=False).
+  /// Full weights with memory of their own, where they stay: gathered once per publication, not in each
+  /// forward and backward (as under FSDP2's reshard_after_forward=False), and this rank's shard is published
+  /// in place. Units of up to so many bytes in all, the root and the last ones first; negative: every unit.
   int64_t keep_gathered_bytes = 0;
   /// Rows of a weight's gradient that belong to this rank, at least so many elements of them, do not go
   /// through the slot: their GEMM runs one unit later and adds onto what came from the peers. Where ranks

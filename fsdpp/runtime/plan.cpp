@@ -16,22 +16,15 @@ std::vector<Visit> structural_visits(std::span<const int> order) {
   return visits;
 }
 
-layout::ArenaPlan plan_weights(std::span<const Sized> units, std::span<const std::vector<Visit>> orders,
-                               const std::vector<bool>& kept) {
+layout::ArenaPlan plan_weights(std::span<const Sized> units, std::span<const std::vector<Visit>> orders) {
   std::vector<layout::PlannedBuffer> buffers;
   for (const Sized& unit : units) buffers.push_back({unit.name, unit.bytes + device::kRedZone, {}});
   int64_t start = 0;  // of the pass on a time line on which passes follow one another
   for (const std::vector<Visit>& order : orders) {
     for (const Visit& visit : order) {
       const int64_t prefetched = std::max(visit.arrived - 1, 0);
-      const auto unit = static_cast<std::size_t>(visit.unit);
-      auto& lifetimes = buffers[unit].lifetimes;
-      const bool stayed = &order == &orders[1] && unit < kept.size() && kept[unit] && !lifetimes.empty();
-      if (stayed) {
-        lifetimes.front().last = std::max(lifetimes.front().last, start + visit.left);
-      } else {
-        lifetimes.push_back({start + prefetched, start + visit.left});
-      }
+      buffers[static_cast<std::size_t>(visit.unit)].lifetimes.push_back(
+          {start + prefetched, start + visit.left});
     }
     start += static_cast<int64_t>(order.size());
   }

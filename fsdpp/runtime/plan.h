@@ -21,12 +21,10 @@ struct Sized {
 [[nodiscard]] std::vector<Visit> structural_visits(std::span<const int> order);
 
 /// Offsets for full weights such that no unit of a pass in one of `orders` collides with another, with the
-/// next unit's gather one arrival ahead. Where `kept[unit]`, it stays from its visit in the first order, the
-/// forward, to the end of its visit in the second, the backward. In ASan builds a red zone follows each
+/// next unit's gather one arrival ahead. In ASan builds a red zone follows each
 /// buffer (device::kRedZone).
 [[nodiscard]] layout::ArenaPlan plan_weights(std::span<const Sized> units,
-                                             std::span<const std::vector<Visit>> orders,
-                                             const std::vector<bool>& kept = {});
+                                             std::span<const std::vector<Visit>> orders);
 
 /// A gradient slot's turn: `position` is its place in the order of reduces; `opened` the number of reduces
 /// before its first contribution.

@@ -2,6 +2,7 @@
 
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "fsdpp/base/bytes.h"
@@ -11,34 +12,45 @@ namespace {
 
 using device::LaneKind;
 constexpr const char* kPurpose = "published weights";
+constexpr const char* kKept = "full weights that stay";
 
 }  // namespace
 
-Publisher::Publisher(Peers& peers, std::vector<ParameterGroup*> groups, Strategy strategy,
+Publisher::Publisher(Peers& peers, std::vector<ParameterGroup*> groups,
+                     const std::vector<ParameterGroup*>& kept, Strategy strategy,
                      std::shared_ptr<device::Ledger> ledger)
     : peers_(peers), groups_(std::move(groups)), strategy_(strategy), ledger_(std::move(ledger)) {
   for (auto& epochs : awaited_) epochs.resize(groups_.size());
   if (strategy_ == Strategy::no_shard) return;
+  const auto stays = [&](const ParameterGroup* group) {
+    return std::find(kept.begin(), kept.end(), group) != kept.end();
+  };
   std::vector<int64_t> offsets;
   for (const ParameterGroup* group : groups_) {
-    offsets.push_back(bytes_);
-    bytes_ += round_up(group->shard_bytes(), kAlignment);
+    offsets.push_back(published_bytes_ + kept_bytes_);
+    const int64_t bytes = round_up(stays(group) ? group->full_bytes() : group->shard_bytes(), kAlignment);
+    (stays(group) ? kept_bytes_ : published_bytes_) += bytes;
   }
-  if (bytes_ == 0) return;
-  memory_ = peers_.allocate(static_cast<std::size_t>(bytes_), kPurpose);
-  ledger_->add(kPurpose, bytes_);
+  if (published_bytes_ + kept_bytes_ == 0) return;
+  memory_ = peers_.allocate(static_cast<std::size_t>(published_bytes_ + kept_bytes_), kPurpose);
+  ledger_->add(kPurpose, published_bytes_);
+  ledger_->add(kKept, kept_bytes_);
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     ParameterGroup& group = *groups_[i];
     std::vector<std::byte*> parts;
-    for (int rank = 0; rank < peers_.ranks(); ++rank) parts.push_back(memory_->peer(rank) + offsets[i]);
+    for (int rank = 0; rank < peers_.ranks(); ++rank)
+      parts.push_back(memory_->peer(rank) + offsets[i] + (stays(&group) ? rank * group.shard_bytes() : 0));
     group.published.emplace(group.name, group.layout, layout::Placement::shard, peers_.rank(),
                             group.element_bytes(), std::move(parts));
+    if (stays(&group)) group.own_place = memory_->peer(peers_.rank()) + offsets[i];
   }
 }
 
 Publisher::~Publisher() {
   for (ParameterGroup* group : groups_) group->published.reset();
-  if (memory_) ledger_->remove(kPurpose, bytes_);
+  if (!memory_) return;
+  ledger_->remove(kPurpose, published_bytes_);
+  ledger_->remove(kKept, kept_bytes_);
 }
 
 std::vector<uint64_t> Publisher::publish(uint64_t vote, const std::function<void()>& update) {

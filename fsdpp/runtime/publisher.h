@@ -20,9 +20,10 @@ namespace fsdpp::runtime {
 /// may start while a slow peer still pulls. The epoch counts publications; all ranks publish the same ones.
 class Publisher {
  public:
-  /// Collective: allocates the published shards. `groups` must outlive it.
-  Publisher(Peers& peers, std::vector<ParameterGroup*> groups, Strategy strategy,
-            std::shared_ptr<device::Ledger> ledger);
+  /// Collective: allocates the published shards; of `kept`, which are among `groups`, the full weights around
+  /// them. `groups` must outlive it.
+  Publisher(Peers& peers, std::vector<ParameterGroup*> groups, const std::vector<ParameterGroup*>& kept,
+            Strategy strategy, std::shared_ptr<device::Ledger> ledger);
   ~Publisher();
 
   /// Collective: waits until every peer has finished with the last epoch, transforms main weights to model
@@ -39,7 +40,8 @@ class Publisher {
   void await(device::LaneKind lane, const ParameterGroup& group);
 
   [[nodiscard]] uint32_t epoch() const noexcept { return epoch_; }  // 0: nothing published yet
-  [[nodiscard]] int64_t bytes() const noexcept { return bytes_; }   // of published shards
+  [[nodiscard]] int64_t bytes() const noexcept { return published_bytes_; }
+  [[nodiscard]] int64_t kept_bytes() const noexcept { return kept_bytes_; }
 
  private:
   void transform(ParameterGroup& group);
@@ -50,7 +52,8 @@ class Publisher {
   Strategy strategy_;
   std::shared_ptr<device::Ledger> ledger_;
   std::shared_ptr<comm::PeerMemory> memory_;
-  int64_t bytes_ = 0;
+  int64_t published_bytes_ = 0;  // of published shards by themselves
+  int64_t kept_bytes_ = 0;       // of full weights that stay, with the shards published in them
   uint32_t epoch_ = 0;
   device::Event published_;                       // on the gather lane: our own signals of the epoch
   std::array<std::vector<uint32_t>, 3> awaited_;  // per lane and group id: the epoch known to be published

@@ -41,6 +41,16 @@ void Residency::drop_all(Hold kind) {
   for (int unit = 0; unit < static_cast<int>(entries_.size()); ++unit) drop_all(unit, kind);
 }
 
+void Residency::renew() {
+  for (int unit = 0; unit < static_cast<int>(entries_.size()); ++unit) {
+    const Entry& entry = entries_[static_cast<std::size_t>(unit)];
+    if (entry.memory != nullptr && stays(entry) && entry.epoch != publisher_.epoch()) {
+      gather(unit);
+      await(unit);
+    }
+  }
+}
+
 int Residency::holds(int unit, Hold kind) const {
   return entries_.at(static_cast<std::size_t>(unit)).holds[static_cast<std::size_t>(kind)];
 }
@@ -53,22 +63,35 @@ bool Residency::at_rest() const noexcept {
 void Residency::gather(int unit) {
   Entry& entry = entries_[static_cast<std::size_t>(unit)];
   if (entry.groups.empty()) return;
-  ++gathers_;
   move(unit, device::State::gathering);
-  if (entry.memory == nullptr) {
-    entry.memory = arena_.acquire(unit);
-  } else {  // older weights are in place: their readers on the compute lane come first
-    peers_.device().wait(LaneKind::gather, peers_.device().record(LaneKind::compute));
+  const bool still_there = stays(entry) && entry.epoch == publisher_.epoch();
+  if (!still_there) {
+    ++gathers_;
+    take_memory(unit);
   }
+  if (stays(entry)) entry.memory = entry.groups.front()->own_place;
   std::byte* place = entry.memory;
   for (ParameterGroup* group : entry.groups) {
-    publisher_.gather(*group, place);
-    group->attach(place);
+    std::byte* full = stays(entry) ? group->own_place : place;
+    if (!still_there) publisher_.gather(*group, full);
+    group->attach(full);
     place += round_up(group->full_bytes(), kAlignment);
   }
   entry.epoch = publisher_.epoch();
-  entry.gathered = peers_.device().record(LaneKind::gather);
+  if (!still_there) entry.gathered = peers_.device().record(LaneKind::gather);
   entry.awaited = false;
+}
+
+// The gather lane may write the unit's memory from here on.
+void Residency::take_memory(int unit) {
+  Entry& entry = entries_[static_cast<std::size_t>(unit)];
+  if (entry.memory != nullptr) {  // older weights are in place: their readers on the compute lane come first
+    peers_.device().wait(LaneKind::gather, peers_.device().record(LaneKind::compute));
+  } else if (stays(entry)) {
+    peers_.device().wait(LaneKind::gather, entry.last_use);
+  } else {
+    entry.memory = arena_.acquire(unit);
+  }
 }
 
 // The compute lane waits when it is about to use the weights, not while they are prefetched under other work.
@@ -85,7 +108,11 @@ void Residency::release(int unit) {
   await(unit);  // a prefetch that nobody used may still be under way
   announce_use(peers_.device(), "done with", entry.groups);
   for (ParameterGroup* group : entry.groups) group->detach();
-  arena_.release(unit);
+  if (stays(entry)) {
+    entry.last_use = peers_.device().record(LaneKind::compute);
+  } else {
+    arena_.release(unit);
+  }
   entry.memory = nullptr;
   move(unit, device::State::released);
 }

@@ -12,8 +12,8 @@
 namespace fsdpp::runtime {
 
 /// A reason for a unit to stay gathered.
-enum class Hold { forward, backward, prefetch, kept, user };  // kept: from forward to backward
-inline constexpr int kHoldKinds = 5;
+enum class Hold { forward, backward, prefetch, user };
+inline constexpr int kHoldKinds = 4;
 
 /// Which units' full weights are here, and why. A unit is released when its last hold is dropped.
 class Residency {
@@ -29,6 +29,9 @@ class Residency {
   /// Takes away all holds of `kind`, of one unit or of all.
   void drop_all(int unit, Hold kind);
   void drop_all(Hold kind);
+
+  /// New weights were published: units that are here and whose own part was published in place get the rest.
+  void renew();
 
   [[nodiscard]] bool resident(int unit) const {
     return entries_.at(static_cast<std::size_t>(unit)).memory != nullptr;
@@ -46,14 +49,17 @@ class Residency {
     std::byte* memory = nullptr;  // null: released
     uint32_t epoch = 0;           // of the weights in it
     device::Event gathered;       // on the gather lane: they are complete
+    device::Event last_use;       // on the compute lane, of weights that stay where they are
     bool awaited = true;          // the compute lane waits for that
     device::State state = device::State::released;
   };
 
   void gather(int unit);
+  void take_memory(int unit);
   void await(int unit);
   void release(int unit);
   void move(int unit, device::State to);
+  [[nodiscard]] static bool stays(const Entry& entry) { return entry.groups.front()->own_place != nullptr; }
 
   Peers& peers_;
   Publisher& publisher_;

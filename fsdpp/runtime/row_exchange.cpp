@@ -140,11 +140,11 @@ void RowExchange::reduce(float* gradient, float scale, bool add_to_gradient) {
   at::Tensor all = at::empty({peers_.ranks() * capacity_}, at::TensorOptions(group_.place).dtype(at::kLong));
   device.wait(LaneKind::reduce, device.record(LaneKind::compute));  // also: `all` may be re-used memory
   peers_.signal(LaneKind::reduce, "rows ready " + group_.name, Channel::rows_ready(group_.id), sequence);
-  peers_.wait_all(LaneKind::reduce, "rows ready " + group_.name, Channel::rows_ready(group_.id), sequence);
-  if (!add_to_gradient) {
+  if (!add_to_gradient) {  // while the peers come
     device.fill(LaneKind::reduce, "zero " + group_.name, gradient, 0,
                 static_cast<std::size_t>(owned.count) * sizeof(float));
   }
+  peers_.wait_all(LaneKind::reduce, "rows ready " + group_.name, Channel::rows_ready(group_.id), sequence);
   if (capacity_ > 0) sum_owned(owned, all, scale);
   peers_.signal(LaneKind::reduce, "rows pulled " + group_.name, Channel::rows_pulled(group_.id), sequence);
   pulled_ = device.record(LaneKind::reduce);

@@ -145,7 +145,8 @@ std::string ShardedModel::memory_plan() const {
   return text("full weights: arena of ", human_bytes(weights.bytes()), " for ", weights.buffers().size(),
               " units (no plan needs less than ", human_bytes(weights.lower_bound_bytes()),
               "); gradient slots: ", human_bytes(slots.bytes()), " for ", slots.buffers().size(),
-              " groups; published weights: ", human_bytes(core_->publisher->bytes()), "; lanes through ",
+              " groups; published weights: ", human_bytes(core_->publisher->bytes()),
+              "; full weights that stay: ", human_bytes(core_->publisher->kept_bytes()), "; lanes through ",
               core_->group.lanes().describe());
 }
 

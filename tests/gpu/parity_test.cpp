@@ -35,7 +35,7 @@ struct Configuration {
   bool fused;
   bool bf16;
   bool rows = false;  // the embedding is exchanged by rows
-  bool kept = false;  // all units stay gathered from forward to backward
+  bool kept = false;  // full weights stay where they are
   bool late = false;  // own rows are added onto the peers' sum, however few
 };
 

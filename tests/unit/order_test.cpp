@@ -87,22 +87,6 @@ TEST(Plan, WeightsOfAChainNeedTheRootAndTwoUnits) {
   EXPECT_EQ(plan_weights(units, orders).bytes(), 1024 + 2 * 4096 + 3 * device::kRedZone);
 }
 
-// The others, of use before in forward and after in backward, lie on the bytes of those that stay.
-TEST(Plan, WeightsThatStayShareNothingAmongThemselves) {
-  std::vector<Sized> units = {{"root", 1024}};
-  for (int i = 0; i < 6; ++i) units.push_back({"unit", 4096});
-  const std::vector<std::vector<Visit>> orders = {structural_visits(std::vector<int>{0, 1, 2, 3, 4, 5, 6}),
-                                                  structural_visits(std::vector<int>{0, 6, 5, 4, 3, 2, 1})};
-  const auto bytes_with = [](int kept) { return 1024 + kept * 4096 + (kept + 1) * device::kRedZone; };
-  const layout::ArenaPlan plan = plan_weights(units, orders, {true, false, false, false, true, true, true});
-  for (const int a : {0, 4, 5, 6}) {
-    for (const int b : {0, 4, 5, 6}) EXPECT_EQ(plan.share_bytes(a, b), a == b) << a << " and " << b;
-  }
-  EXPECT_EQ(plan.bytes(), bytes_with(3));
-  EXPECT_EQ(plan_weights(units, orders, std::vector<bool>(7, true)).bytes(), bytes_with(6));
-  EXPECT_EQ(plan_weights(units, orders).bytes(), bytes_with(2));
-}
-
 TEST(Plan, SlotsOfAChainAreARingOfTwo) {
   std::vector<Sized> slots(6, {"slot", 2048});
   std::vector<SlotUse> uses;
