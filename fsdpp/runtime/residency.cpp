@@ -87,9 +87,7 @@ void Residency::take_memory(int unit) {
   Entry& entry = entries_[static_cast<std::size_t>(unit)];
   if (entry.memory != nullptr) {  // older weights are in place: their readers on the compute lane come first
     peers_.device().wait(LaneKind::gather, peers_.device().record(LaneKind::compute));
-  } else if (stays(entry)) {
-    peers_.device().wait(LaneKind::gather, entry.last_use);
-  } else {
+  } else if (!stays(entry)) {  // else: the publication waited for the readers of what it made old
     entry.memory = arena_.acquire(unit);
   }
 }
@@ -108,11 +106,7 @@ void Residency::release(int unit) {
   await(unit);  // a prefetch that nobody used may still be under way
   announce_use(peers_.device(), "done with", entry.groups);
   for (ParameterGroup* group : entry.groups) group->detach();
-  if (stays(entry)) {
-    entry.last_use = peers_.device().record(LaneKind::compute);
-  } else {
-    arena_.release(unit);
-  }
+  if (!stays(entry)) arena_.release(unit);
   entry.memory = nullptr;
   move(unit, device::State::released);
 }

@@ -49,7 +49,6 @@ class Residency {
     std::byte* memory = nullptr;  // null: released
     uint32_t epoch = 0;           // of the weights in it
     device::Event gathered;       // on the gather lane: they are complete
-    device::Event last_use;       // on the compute lane, of weights that stay where they are
     bool awaited = true;          // the compute lane waits for that
     device::State state = device::State::released;
   };
