@@ -43,6 +43,7 @@ struct Arguments {
   int64_t sequence = 4096;
   int64_t batch = 1;
   bool optimizer = false;
+  std::string wire = "fp32";
   double keep_gib = 0;
   int64_t late_elements = runtime::Options{}.late_row_elements;
   double warm_seconds = 3;
@@ -66,6 +67,8 @@ Arguments parse(int argc, char** argv) {
   app.add_option("--sequence", a.sequence);
   app.add_option("--batch", a.batch, "sequences per GPU");
   app.add_flag("--optimizer", a.optimizer);
+  app.add_option("--wire", a.wire, "of ours: gradients on their way to their owners")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
   app.add_option("--keep-gib", a.keep_gib,
                  "full weights that stay gathered from forward to backward; -1: all");
   app.add_option("--late-elements", a.late_elements,
@@ -112,6 +115,7 @@ class Row {
       runtime::Options options;
       options.fused = a.row != "ours-copy";
       options.late_row_elements = a.late_elements;
+      if (a.wire == "bf16") options.wire_dtype = at::kBFloat16;
       options.keep_gathered_bytes = a.keep_gib < 0 ? -1 : static_cast<int64_t>(a.keep_gib * kGiB);
       sharded_ = fully_shard(group, model_, model_->units(), options, device::make_cuda_device(gpu));
       sharded_->promise_to_tell();  // our AdamW casts and publishes in its kernel: without it weights stay

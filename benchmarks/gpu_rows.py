@@ -102,6 +102,7 @@ _SHARDED = [
     _ours("ours-copy", *KEEP_ALL),
     _ours("ours-nccl", *KEEP_ALL),
     _ours("ours-graph", *KEEP_ALL),
+    _ours("ours-bf16", *KEEP_ALL, "--wire", "bf16", kind="ours"),
     _fsdp2("fsdp2-bf16", "--reduce", "bf16"),
     _fsdp2("fsdp2-compiled", "--compile"),
     _fsdp2("fsdp2-expandable", environment=EXPANDABLE),

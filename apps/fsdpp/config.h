@@ -46,6 +46,7 @@ struct DataConfig {
 struct ShardingConfig {
   std::string strategy = "optim_grads_params";
   std::string model_dtype = "auto";
+  std::string wire_dtype = "fp32";
   int64_t keep_gathered_mib = 0;
   bool fused = true;
   double timeout_s = 60;

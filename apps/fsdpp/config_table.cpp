@@ -70,6 +70,8 @@ const std::array kEntries = {
     Entry{SHARDING(model_dtype), choice({"auto", "fp32", "bf16"}),
           "of the weights that the model computes with (main weights are fp32); auto: bf16 on GPUs, fp32 on "
           "CPUs"},
+    Entry{SHARDING(wire_dtype), choice({"fp32", "bf16"}),
+          "of gradients on their way to the rank that owns them; they are summed in fp32"},
     Entry{
         SHARDING(keep_gathered_mib), from(-1, kMany),
         "MiB of full weights that stay where they are, gathered once per step instead of in each forward and "

@@ -42,6 +42,7 @@ at::Device place_of(const device::Device* lanes) {
 
 runtime::Options options_of(const ShardingConfig& s, at::Device place) {
   runtime::Options options{.strategy = runtime::strategy_from(s.strategy),
+                           .wire_dtype = s.wire_dtype == "bf16" ? at::kBFloat16 : at::kFloat,
                            .keep_gathered_bytes = s.keep_gathered_mib < 0 ? -1 : s.keep_gathered_mib << 20,
                            .fused = s.fused};
   // The model is made in fp32, which are the main weights: rounding them is all that bf16 changes.

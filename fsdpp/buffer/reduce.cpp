@@ -11,25 +11,31 @@ namespace {
 using layout::Placement;
 using layout::Transition;
 
-constexpr auto kElement = static_cast<int64_t>(sizeof(float));
+constexpr auto kSumBytes = static_cast<int64_t>(sizeof(float));
 
-const float* elements_of(const ShardedBuffer& source, int rank, int64_t shard_offset) {
-  return reinterpret_cast<const float*>(source.part(rank)) + source.rank() * source.layout().shard_numel() +
-         shard_offset;
+device::Element element_of(const ShardedBuffer& source) {
+  return source.element_bytes() == 2 ? device::Element::bf16 : device::Element::fp32;
 }
 
-ByteRange range_of(const float* begin, int64_t count) { return bytes_at(begin, count * kElement); }
+// Where this rank's shard begins in `rank`'s part, `shard_offset` elements on.
+const std::byte* elements_of(const ShardedBuffer& source, int rank, int64_t shard_offset) {
+  return source.part(rank) +
+         (source.rank() * source.layout().shard_numel() + shard_offset) * source.element_bytes();
+}
 
-// One operation: the sum of `sources` on the route's lane.
-void sum(const Route& route, const std::string& name, float* out, std::vector<const float*> sources,
-         int64_t count, float scale, bool add) {
+ByteRange range_of(const float* begin, int64_t count) { return bytes_at(begin, count * kSumBytes); }
+
+// One operation: the sum of `sources`, stored as `wire`, on the route's lane.
+void sum(const Route& route, const std::string& name, float* out, std::vector<const void*> sources,
+         device::Element wire, int64_t count, float scale, bool add) {
   device::Access access;
-  for (const float* pointer : sources) access.reads.push_back(range_of(pointer, count));
+  const auto bytes = count * static_cast<int64_t>(element_size(wire));
+  for (const void* source : sources) access.reads.push_back(bytes_at(source, bytes));
   if (add) access.reads.push_back(range_of(out, count));
   access.writes.push_back(range_of(out, count));
   route.device.run(route.lane, name, std::move(access),
                    [=, kernels = &route.device.kernels(), sources = std::move(sources)] {
-                     kernels->sum_in_rank_order(out, sources, count, scale, add);
+                     kernels->sum_in_rank_order(out, sources, wire, count, scale, add);
                    });
 }
 
@@ -81,29 +87,35 @@ void pull_and_sum(const Route& route, const ShardedBuffer& source, const Run& ru
   const std::vector<int> contributors = sources_of(all_contributors, source.rank(), run.peers_only);
   const bool own_too =
       std::find(contributors.begin(), contributors.end(), source.rank()) != contributors.end();
-  const bool pull_is_all = run.peers_only && contributors.size() == 1 && !run.add;
-  const float* own = elements_of(source, source.rank(), run.shard_offset);
-  const bool straight = pull_is_all || (own_too && contributors.size() == 2 && !run.add && run.out != own);
+  const std::byte* own = elements_of(source, source.rank(), run.shard_offset);
+  const int64_t element = source.element_bytes();
+  // fp32 slices may be pulled to where their sum goes.
+  const bool fits = element == kSumBytes && !run.add;
+  const bool pull_is_all = fits && run.peers_only && contributors.size() == 1;
+  const bool straight = pull_is_all || (fits && own_too && contributors.size() == 2 &&
+                                        reinterpret_cast<const std::byte*>(run.out) != own);
   const auto peers = static_cast<int64_t>(source.ranks() - 1);
   const int64_t room =
-      static_cast<int64_t>(route.staging.size()) / kElement / std::max<int64_t>(peers, 1) / 64 * 64;
+      static_cast<int64_t>(route.staging.size()) / element / std::max<int64_t>(peers, 1) / 128 * 128;
   const int64_t most = straight || peers == 0 ? run.count : room;
   FSDPP_INVARIANT(most > 0, "no staging for the reduce of ", source.name());
   for (int64_t done = 0; done < run.count; done += most) {
     const int64_t count = std::min(most, run.count - done);
-    auto* stage = reinterpret_cast<float*>(route.staging.data());
-    std::vector<const float*> sources;
+    std::byte* stage = route.staging.data();
+    std::vector<const void*> sources;
     for (const int rank : contributors) {
-      const float* theirs = elements_of(source, rank, run.shard_offset + done);
+      const std::byte* theirs = elements_of(source, rank, run.shard_offset + done);
       if (rank == source.rank()) {
         sources.push_back(theirs);
         continue;
       }
-      float* near = straight ? run.out : std::exchange(stage, stage + room);
-      route.device.copy(route.lane, pull, near, theirs, static_cast<std::size_t>(count * kElement));
+      std::byte* near =
+          straight ? reinterpret_cast<std::byte*>(run.out) : std::exchange(stage, stage + room * element);
+      route.device.copy(route.lane, pull, near, theirs, static_cast<std::size_t>(count * element));
       sources.push_back(near);
     }
-    if (!pull_is_all) sum(route, name, run.out + done, std::move(sources), count, scale, run.add);
+    if (pull_is_all) continue;
+    sum(route, name, run.out + done, std::move(sources), element_of(source), count, scale, run.add);
   }
 }
 
@@ -113,7 +125,7 @@ void reduce_by_collectives(const Route& route, const ShardedBuffer& source, cons
   const bool straight = runs.size() == 1 && !runs[0].add;
   float* sums =
       straight ? runs[0].out - runs[0].shard_offset : reinterpret_cast<float*>(route.staging.data());
-  FSDPP_INVARIANT(straight || static_cast<int64_t>(route.staging.size()) >= shard * kElement,
+  FSDPP_INVARIANT(straight || static_cast<int64_t>(route.staging.size()) >= shard * kSumBytes,
                   "no staging for the reduce of ", source.name());
   const auto* full = reinterpret_cast<const float*>(source.local());
   route.device.run(route.lane, "reduce " + source.name(),
@@ -121,7 +133,8 @@ void reduce_by_collectives(const Route& route, const ShardedBuffer& source, cons
                    [=, all = route.collectives] { all->reduce_scatter(sums, full, shard); });
   for (const Run& run : runs) {
     if (straight && scale == 1.0F) continue;
-    sum(route, "scale " + source.name(), run.out, {sums + run.shard_offset}, run.count, scale, run.add);
+    sum(route, "scale " + source.name(), run.out, {sums + run.shard_offset}, device::Element::fp32, run.count,
+        scale, run.add);
   }
 }
 
@@ -130,19 +143,22 @@ void reduce_by_collectives(const Route& route, const ShardedBuffer& source, cons
 void reduce(const Route& route, const ShardedBuffer& source, std::span<const ReduceTarget> targets,
             std::span<const int> contributors, float scale) {
   require_transition(source, Placement::shard, Transition::reduce);
-  require(source.element_bytes() == kElement, "buffer ", source.name(), ": sums are fp32, elements of ",
-          source.element_bytes(), " bytes cannot be reduced");
+  require(
+      source.element_bytes() == kSumBytes || (source.element_bytes() == 2 && route.collectives == nullptr),
+      "buffer ", source.name(),
+      ": sums are fp32, of fp32 or (where ranks read each other's memory) bf16; elements of ",
+      source.element_bytes(), " bytes cannot be reduced");
   if (route.collectives != nullptr) {
     reduce_by_collectives(route, source, runs_of(targets), scale);
   } else if (route.device.gpu() >= 0) {
     for (const Run& run : runs_of(targets)) pull_and_sum(route, source, run, contributors, scale);
   } else {
     for (const ReduceTarget& target : targets) {
-      std::vector<const float*> sources;
+      std::vector<const void*> sources;
       for (const int rank : sources_of(contributors, source.rank(), target.peers_only))
         sources.push_back(elements_of(source, rank, target.segment.shard_offset));
-      sum(route, "reduce " + source.name(), target.out, std::move(sources), target.segment.count,
-          scale_of(target, scale), target.add);
+      sum(route, "reduce " + source.name(), target.out, std::move(sources), element_of(source),
+          target.segment.count, scale_of(target, scale), target.add);
     }
   }
 }

@@ -69,12 +69,12 @@ struct ReduceTarget {
 /// must be valid and stay so until the lane has passed. Throws UsageError under another placement.
 void gather(const Route& route, const ShardedBuffer& source, std::byte* full);
 
-/// Partial -> shard, fp32: each target gets scale * (the sum over `contributors`, in rank order). Ranks
-/// outside `contributors` hold no values and are not read; without any, targets get zeros (or stay, with
-/// add). On the host padding is never read; a GPU pulls whole runs, padding included, which lands between
-/// targets that lie as far apart as their segments. A target may be the same memory as this rank's own part
-/// of the segment. Collectives sum in their own order, over all ranks. Throws UsageError under another
-/// placement or element size.
+/// Partial -> shard: elements are fp32 or (4 or 2 bytes) bf16, sums fp32. Each target gets scale * (the sum
+/// over `contributors`, in rank order). Ranks outside `contributors` hold no values and are not read; without
+/// any, targets get zeros (or stay, with add). On the host padding is never read; a GPU pulls whole runs,
+/// padding included, which lands between targets that lie as far apart as their segments. A target may be the
+/// same memory as this rank's own part of the segment. Collectives sum in their own order, over all ranks.
+/// Throws UsageError under another placement or element size.
 void reduce(const Route& route, const ShardedBuffer& source, std::span<const ReduceTarget> targets,
             std::span<const int> contributors, float scale);
 

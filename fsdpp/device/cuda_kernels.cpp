@@ -2,8 +2,6 @@
 
 #include <c10/cuda/CUDAStream.h>
 
-#include <vector>
-
 #include "fsdpp/device/cuda_adamw.h"
 #include "fsdpp/device/cuda_norm.h"
 #include "fsdpp/device/cuda_rows.h"
@@ -36,10 +34,9 @@ class CudaOptimizerKernels final : public OptimizerKernels {
 
 class CudaKernels final : public Kernels {
  public:
-  void sum_in_rank_order(float* out, std::span<const float* const> sources, int64_t count, float scale,
-                         bool add_to_out) const override {
-    const std::vector<const void*> given(sources.begin(), sources.end());
-    cuda_sum_in_rank_order(stream(), out, given, Element::fp32, count, scale, add_to_out);
+  void sum_in_rank_order(float* out, std::span<const void* const> sources, Element wire, int64_t count,
+                         float scale, bool add_to_out) const override {
+    cuda_sum_in_rank_order(stream(), out, sources, wire, count, scale, add_to_out);
   }
   void gather_rows(void* out, const int64_t* ids, int64_t count, const RowTable& table) const override {
     cuda_gather_rows(stream(), out, ids, count, table);

@@ -6,9 +6,9 @@ namespace {
 
 class HostKernels final : public Kernels {
  public:
-  void sum_in_rank_order(float* out, std::span<const float* const> sources, int64_t count, float scale,
-                         bool add_to_out) const override {
-    device::sum_in_rank_order(out, sources, count, scale, add_to_out);
+  void sum_in_rank_order(float* out, std::span<const void* const> sources, Element wire, int64_t count,
+                         float scale, bool add_to_out) const override {
+    device::sum_in_rank_order(out, sources, wire, count, scale, add_to_out);
   }
   void gather_rows(void* out, const int64_t* ids, int64_t count, const RowTable& table) const override {
     device::gather_rows(out, {ids, static_cast<std::size_t>(count)}, table);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 
+#include "fsdpp/device/element.h"
 #include "fsdpp/device/rows.h"
 
 namespace fsdpp::device {
@@ -15,9 +16,10 @@ class Kernels {
   virtual ~Kernels() = default;
 
   /// out[i] = (add_to_out ? out[i] : 0) + scale * (((s0[i] + s1[i]) + s2[i]) + ...), fp32, rounded after each
-  /// operation: the same bits on every device. `out` may be one of the sources when not adding.
-  virtual void sum_in_rank_order(float* out, std::span<const float* const> sources, int64_t count,
-                                 float scale, bool add_to_out) const = 0;
+  /// operation: the same bits on every device. Sources are stored as `wire`, fp32 or bf16; `out` may be one
+  /// of those in fp32 when not adding.
+  virtual void sum_in_rank_order(float* out, std::span<const void* const> sources, Element wire,
+                                 int64_t count, float scale, bool add_to_out) const = 0;
   /// Rows of a table that is cut over ranks, and sums of looked-up rows' gradients: see rows.h.
   virtual void gather_rows(void* out, const int64_t* ids, int64_t count, const RowTable& table) const = 0;
   virtual void add_rows(const RowSums& out, const SortedIds& ids, const RowGradients& gradients, float scale,

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <span>
 
+#include "fsdpp/device/element.h"
+
 namespace fsdpp::device {
 
 /// out[i] = (add_to_out ? out[i] : 0) + scale * (((s0[i] + s1[i]) + s2[i]) + ...) for 0 <= i < count, in fp32
@@ -11,5 +13,9 @@ namespace fsdpp::device {
 /// read.
 void sum_in_rank_order(float* out, std::span<const float* const> sources, int64_t count, float scale,
                        bool add_to_out);
+
+/// The same of sources that are stored as `wire`: fp32 or bf16.
+void sum_in_rank_order(float* out, std::span<const void* const> sources, Element wire, int64_t count,
+                       float scale, bool add_to_out);
 
 }  // namespace fsdpp::device

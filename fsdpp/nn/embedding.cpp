@@ -18,7 +18,7 @@ constexpr int64_t kNoPadding = -1;
 // Sums of rows in the order of the indices: the same bits every time.
 void add_rows(const GradSink& sink, const at::Tensor& indices, const at::Tensor& rows) {
   at::Tensor view = sink.view;
-  if (!view.is_cuda()) {
+  if (!view.is_cuda() && view.scalar_type() == at::kFloat) {
     if (sink.mode == GradSink::Mode::overwrite) view.zero_();
     view.index_add_(0, indices, rows);
     return;

@@ -27,23 +27,7 @@ std::optional<at::ScalarType> autocast_dtype(const at::Tensor& input) {
   return at::autocast::get_autocast_dtype(place);
 }
 
-// On a GPU the GEMM takes 16-bit factors and writes fp32 itself; ATen has no such product on the CPU.
-void write_mixed_product(const GradSink& sink, const at::Tensor& left, const at::Tensor& right) {
-  at::Tensor view = sink.view;
-  if (sink.mode == GradSink::Mode::overwrite) {
-    at::mm_out(view, left, right, at::kFloat);
-  } else {
-    at::addmm_out(view, view, left, right, at::kFloat, sink.kept, sink.scale);
-  }
-}
-
-// weight gradient [out, in] = grad^T [out, n] * input [n, in], fp32, by one GEMM whose output is the sink.
-void write_product(const GradSink& sink, const at::Tensor& grad, const at::Tensor& input) {
-  if (input.is_cuda() && input.scalar_type() != at::kFloat && input.scalar_type() == grad.scalar_type())
-    return write_mixed_product(sink, grad.t(), input);
-  const at::Tensor left = grad.to(at::kFloat).t();
-  const at::Tensor right = input.to(at::kFloat);
-  at::Tensor view = sink.view;
+void write(at::Tensor view, const GradSink& sink, const at::Tensor& left, const at::Tensor& right) {
   if (sink.mode == GradSink::Mode::overwrite) {
     at::mm_out(view, left, right);
   } else {
@@ -51,10 +35,38 @@ void write_product(const GradSink& sink, const at::Tensor& grad, const at::Tenso
   }
 }
 
+// On a GPU the GEMM takes 16-bit factors and writes fp32 itself; ATen has no such product on the CPU.
+void write_mixed_product(const GradSink& sink, const at::Tensor& left, const at::Tensor& right) {
+  at::Tensor view = sink.view;
+  if (view.scalar_type() == left.scalar_type()) return write(view, sink, left, right);
+  if (sink.mode == GradSink::Mode::overwrite) {
+    at::mm_out(view, left, right, at::kFloat);
+  } else {
+    at::addmm_out(view, view, left, right, at::kFloat, sink.kept, sink.scale);
+  }
+}
+
+// weight gradient [out, in] = grad^T [out, n] * input [n, in] by one GEMM whose output is the sink, but on
+// the CPU fp32 first where the sink is bf16.
+void write_product(const GradSink& sink, const at::Tensor& grad, const at::Tensor& input) {
+  if (input.is_cuda() && input.scalar_type() != at::kFloat && input.scalar_type() == grad.scalar_type())
+    return write_mixed_product(sink, grad.t(), input);
+  const at::Tensor left = grad.to(at::kFloat).t();
+  const at::Tensor right = input.to(at::kFloat);
+  if (sink.view.scalar_type() == at::kFloat) return write(sink.view, sink, left, right);
+  const at::Tensor product = at::mm(left, right);
+  at::Tensor view = sink.view;
+  if (sink.mode == GradSink::Mode::overwrite) {
+    view.copy_(product);
+  } else {
+    view.mul_(sink.kept).add_(product, sink.scale);
+  }
+}
+
 void write_row_sum(const GradSink& sink, const at::Tensor& grad) {
   at::Tensor view = sink.view;
   if (sink.mode == GradSink::Mode::overwrite) {
-    at::sum_out(view, grad, at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat);
+    at::sum_out(view, grad, at::IntArrayRef{0}, /*keepdim=*/false, view.scalar_type());
   } else {
     view.add_(at::sum(grad, at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat));
   }

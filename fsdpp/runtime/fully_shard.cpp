@@ -114,7 +114,20 @@ struct Target {
   at::Device place;
   std::optional<at::ScalarType> dtype;  // nothing: each parameter keeps its own
   int64_t row_exchange_bytes;           // negative: no group is exchanged by rows
+  at::ScalarType wire;                  // of gradient slots
 };
+
+void check_wire(const runtime::Options& options, comm::PeerGroup& group) {
+  const at::ScalarType wire = options.wire_dtype;
+  require(wire == at::kFloat || wire == at::kBFloat16, "wire_dtype is ", c10::toString(wire),
+          "; expected Float or BFloat16");
+  if (wire == at::kFloat) return;
+  require(options.strategy == runtime::Strategy::optim_grads_params, "wire_dtype BFloat16 with strategy ",
+          runtime::to_string(options.strategy),
+          ": its gradients stay where they are accumulated, in fp32; use Float, or optim_grads_params");
+  require(group.lanes().collectives() == nullptr, "wire_dtype BFloat16 over ", group.lanes().describe(),
+          ": these add in bf16 on the way; use Float where GPUs do not address each other's memory");
+}
 
 Use use_of(const UnitState& unit, const ParameterGroup& group, const Target& target) {
   if (unit.use == Use::whole) return Use::whole;
@@ -145,6 +158,7 @@ void make_groups(UnitState& unit, int index, const std::vector<Found>& found, in
     group->dtype = kind.first;
     group->trainable = kind.second;
     group->place = target.place;
+    group->wire = target.wire;
     std::vector<layout::Shape> shapes;
     for (const std::size_t i : members) {
       auto parameter = std::make_shared<Parameter>();
@@ -183,11 +197,12 @@ std::shared_ptr<runtime::ShardedModel> fully_shard(comm::PeerGroup& group,
   std::vector<UnitState> units = make_units(root, specs, walk);
   walk.visit(*root, "", 0);
   if (device == nullptr) device = std::make_unique<device::HostDevice>();
+  check_wire(options, group);
   const bool rows = options.strategy != runtime::Strategy::no_shard && options.fused &&
                     group.lanes().collectives() == nullptr && group.ranks() <= device::kMaxRowRanks;
   const Target target{device->gpu() < 0 ? at::Device(at::kCPU)
                                         : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device->gpu())),
-                      options.model_dtype, rows ? options.row_exchange_bytes : -1};
+                      options.model_dtype, rows ? options.row_exchange_bytes : -1, options.wire_dtype};
   for (const Found& found : walk.found) check_parameter(found, target.place);
   check_overlaps(walk.found);
   std::vector<std::shared_ptr<Parameter>> parameters(walk.found.size());

@@ -32,11 +32,12 @@ enum class Use {
 /// Their tensors are views of one storage, `real`. Gathering points it at memory, releasing points it at a
 /// forbidden range and the tensors at `guard`, whose access error names the unit.
 struct ParameterGroup {
-  int id = 0;                  // among the model's groups
-  int unit = 0;                // index of its unit
-  std::string name;            // "layers.3", with dtype or "frozen" added when the unit has several groups
-  at::ScalarType dtype{};      // of the model weights
-  at::Device place{at::kCPU};  // where the lanes run and all memory of the group lies
+  int id = 0;              // among the model's groups
+  int unit = 0;            // index of its unit
+  std::string name;        // "layers.3", with dtype or "frozen" added when the unit has several groups
+  at::ScalarType dtype{};  // of the model weights
+  at::ScalarType wire = at::kFloat;  // of the gradient slot
+  at::Device place{at::kCPU};        // where the lanes run and all memory of the group lies
   bool trainable = true;
   std::vector<std::shared_ptr<Parameter>> parameters;
   std::shared_ptr<const layout::ShardLayout> layout;
@@ -58,7 +59,9 @@ struct ParameterGroup {
   [[nodiscard]] int64_t element_bytes() const noexcept { return layout->element_bytes(); }
   [[nodiscard]] int64_t full_bytes() const noexcept { return layout->full_numel() * element_bytes(); }
   [[nodiscard]] int64_t shard_bytes() const noexcept { return layout->shard_numel() * element_bytes(); }
-  [[nodiscard]] int64_t slot_bytes() const noexcept { return layout->full_numel() * 4; }  // fp32
+  [[nodiscard]] int64_t slot_bytes() const noexcept {
+    return layout->full_numel() * static_cast<int64_t>(c10::elementSize(wire));
+  }
 
   /// The full weights, where they lie at present.
   [[nodiscard]] ByteRange weights_range() const {

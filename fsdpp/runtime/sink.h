@@ -15,7 +15,7 @@ struct GradSink {
     overwrite,  // first contribution: whatever is there is garbage (a GEMM with beta = 0)
     add,        // view = kept * view + scale * contribution
   };
-  at::Tensor view;  // the weight's sizes, contiguous, fp32, inside the gradient slot
+  at::Tensor view;  // the weight's sizes, contiguous, fp32 or (Options::wire_dtype) bf16, in the slot
   Mode mode = Mode::overwrite;
   double kept = 1;   // beta, and
   double scale = 1;  // alpha: other than 1 only where contribute() hands the sink out, to add

@@ -94,8 +94,8 @@ buffer::ShardedBuffer SlotMemory::buffer(int slot, layout::Placement placement) 
     if (placement == layout::Placement::shard) part += rank * (owner.slot_bytes() / peers_.ranks());
     parts.push_back(part);
   }
-  return {owner.name,      owner.layout, placement, peers_.rank(), static_cast<int64_t>(sizeof(float)),
-          std::move(parts)};
+  const auto element = static_cast<int64_t>(c10::elementSize(owner.wire));
+  return {owner.name, owner.layout, placement, peers_.rank(), element, std::move(parts)};
 }
 
 at::Tensor SlotMemory::gradient(int slot, const Parameter& parameter) const {
@@ -103,18 +103,19 @@ at::Tensor SlotMemory::gradient(int slot, const Parameter& parameter) const {
 }
 
 at::Tensor gradient_view(std::shared_ptr<void> owner, std::byte* base, const Parameter& parameter) {
-  auto* first = reinterpret_cast<float*>(base) + parameter.group->layout->parameter_offset(parameter.index);
-  return tensor_over(std::move(owner), first, parameter.sizes,
-                     at::TensorOptions(parameter.group->place).dtype(at::kFloat));
+  const ParameterGroup& group = *parameter.group;
+  const auto element = static_cast<int64_t>(c10::elementSize(group.wire));
+  return tensor_over(std::move(owner), base + group.layout->parameter_offset(parameter.index) * element,
+                     parameter.sizes, at::TensorOptions(group.place).dtype(group.wire));
 }
 
 void zero_missing(device::Device& device, const ParameterGroup& group, std::byte* base) {
   for (const auto& parameter : group.parameters) {
     if (parameter->contributed || !parameter->late.empty()) continue;
-    const int64_t offset = group.layout->parameter_offset(parameter->index);
+    const auto element = static_cast<int64_t>(c10::elementSize(group.wire));
     device.fill(device::LaneKind::compute, "zero " + parameter->name,
-                base + offset * static_cast<int64_t>(sizeof(float)), 0,
-                static_cast<std::size_t>(group.layout->parameter_numel(parameter->index)) * sizeof(float));
+                base + group.layout->parameter_offset(parameter->index) * element, 0,
+                static_cast<std::size_t>(group.layout->parameter_numel(parameter->index) * element));
   }
 }
 

@@ -13,8 +13,8 @@
 
 namespace fsdpp::runtime {
 
-/// Peer memory with one gradient slot per trainable group at a planned offset, equal on all ranks: fp32, the
-/// whole group, the reduce's input.
+/// Peer memory with one gradient slot per trainable group at a planned offset, equal on all ranks: the whole
+/// group in its wire dtype, the reduce's input.
 class SlotMemory {
  public:
   /// Collective. `groups`: the trainable groups; slot i of `plan` is groups[i]'s.
@@ -42,7 +42,7 @@ class SlotMemory {
   [[nodiscard]] std::byte* data(int slot, int rank) const { return memory_->peer(rank) + plan_.offset(slot); }
   [[nodiscard]] std::byte* data(int slot) const { return data(slot, peers_.rank()); }
   [[nodiscard]] ByteRange range(int slot) const;
-  /// fp32 view of `parameter`'s range in its slot; keeps the memory alive.
+  /// View of `parameter`'s range in its slot; keeps the memory alive.
   [[nodiscard]] at::Tensor gradient(int slot, const Parameter& parameter) const;
   /// The ranks' slots as one buffer: partial, or (own regions summed) shard.
   [[nodiscard]] buffer::ShardedBuffer buffer(int slot, layout::Placement placement) const;
@@ -61,7 +61,7 @@ class SlotMemory {
   std::vector<device::State> states_;
 };
 
-/// fp32 view of `parameter`'s range in a full gradient that begins at `base`, which `owner` keeps alive.
+/// View of `parameter`'s range in a full gradient that begins at `base`, which `owner` keeps alive.
 [[nodiscard]] at::Tensor gradient_view(std::shared_ptr<void> owner, std::byte* base,
                                        const Parameter& parameter);
 

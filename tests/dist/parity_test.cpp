@@ -42,13 +42,14 @@ struct Configuration {
   bool set_to_none;
   bool tied;
   bool fused;
-  bool rows = false;  // the embedding is exchanged by rows
-  bool kept = false;  // full weights stay where they are
-  bool late = false;  // own rows are added onto the peers' sum, however few
+  bool rows = false;       // the embedding is exchanged by rows
+  bool kept = false;       // full weights stay where they are
+  bool late = false;       // own rows are added onto the peers' sum, however few
+  bool bf16_wire = false;  // every gradient is an integer that bf16 has
   int blocks = 3;
 };
 
-using Parameters = std::tuple<int, Strategy, int, bool, bool, bool, bool, bool, bool>;
+using Parameters = std::tuple<int, Strategy, int, bool, bool, bool, bool, bool, bool, bool>;
 
 Configuration configuration_of(const Parameters& parameters) {
   return std::make_from_tuple<Configuration>(parameters);
@@ -59,7 +60,7 @@ std::string name_of(const testing::TestParamInfo<Parameters>& info) {
   return text("Ranks", c.ranks, c.strategy == Strategy::no_shard ? "_NoShard" : "_OptimGradsParams",
               "_Microbatches", c.microbatches, c.set_to_none ? "_SetToNone" : "_SetToZero",
               c.tied ? "_Tied" : "_Untied", c.fused ? "_Fused" : "_Unfused", c.rows ? "_Rows" : "",
-              c.kept ? "_Kept" : "", c.late ? "_Late" : "");
+              c.kept ? "_Kept" : "", c.late ? "_Late" : "", c.bf16_wire ? "_Bf16Wire" : "");
 }
 
 // Sees each weight right after its accumulator ran and before the runtime does: the hook is older than the
@@ -101,6 +102,7 @@ class Rank {
     const runtime::Options options{.strategy = c_.strategy,
                                    .combine = group.ranks() == 3 ? Combine::sum : Combine::mean,
                                    .row_exchange_bytes = c_.rows ? 0 : -1,
+                                   .wire_dtype = c_.bf16_wire ? at::kBFloat16 : at::kFloat,
                                    .keep_gathered_bytes = c_.kept ? -1 : 0,
                                    .late_row_elements = c_.late ? 0 : -1,
                                    .fused = c_.fused};
@@ -277,7 +279,8 @@ TEST_P(Parity, TrainsWithTheBitsOfOneProcess) {
 TEST(ParityOfRows, WithoutAnyOtherUnit) {
   at::set_num_threads(1);
   for (const int ranks : {2, 3}) {
-    const Configuration c{ranks, Strategy::optim_grads_params, 3, true, false, true, true, false, false, 0};
+    const Configuration c{
+        ranks, Strategy::optim_grads_params, 3, true, false, true, true, false, false, false, 0};
     const std::vector<OracleStep> oracle = test::integer_oracle(
         {.blocks = 0},
         Descent{.steps = kSteps, .pieces = ranks * 3, .divisor = ranks == 3 ? 1 : ranks, .rate = kRate});
@@ -290,28 +293,37 @@ INSTANTIATE_TEST_SUITE_P(Integers, Parity,
                                           testing::Values(Strategy::no_shard, Strategy::optim_grads_params),
                                           testing::Values(1, 3), testing::Bool(), testing::Bool(),
                                           testing::Bool(), testing::Values(false), testing::Values(false),
-                                          testing::Values(false)),
+                                          testing::Values(false), testing::Values(false)),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Rows, Parity,
                          testing::Combine(testing::Values(1, 2, 3, 4),
                                           testing::Values(Strategy::optim_grads_params),
                                           testing::Values(1, 3), testing::Bool(), testing::Bool(),
                                           testing::Values(true), testing::Values(true),
-                                          testing::Values(false), testing::Values(false)),
+                                          testing::Values(false), testing::Values(false),
+                                          testing::Values(false)),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Kept, Parity,
                          testing::Combine(testing::Values(1, 2, 3, 4),
                                           testing::Values(Strategy::optim_grads_params),
                                           testing::Values(1, 3), testing::Values(true), testing::Bool(),
                                           testing::Values(true), testing::Bool(), testing::Values(true),
-                                          testing::Values(false)),
+                                          testing::Values(false), testing::Values(false)),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Late, Parity,
                          testing::Combine(testing::Values(2, 3, 4),
                                           testing::Values(Strategy::optim_grads_params),
                                           testing::Values(1, 3), testing::Bool(), testing::Bool(),
                                           testing::Values(true), testing::Bool(), testing::Bool(),
-                                          testing::Values(true)),
+                                          testing::Values(true), testing::Values(false)),
+                         name_of);
+
+INSTANTIATE_TEST_SUITE_P(Wire, Parity,
+                         testing::Combine(testing::Values(1, 2, 4),
+                                          testing::Values(Strategy::optim_grads_params),
+                                          testing::Values(1, 3), testing::Values(true), testing::Bool(),
+                                          testing::Bool(), testing::Values(false), testing::Values(false),
+                                          testing::Bool(), testing::Values(true)),
                          name_of);
 
 }  // namespace

@@ -37,12 +37,13 @@ struct Configuration {
   bool rows = false;  // the embedding is exchanged by rows
   bool kept = false;  // full weights stay where they are
   bool late = false;  // own rows are added onto the peers' sum, however few
+  bool bf16_wire = false;
 };
 
 std::string name_of(const Configuration& c) {
   return text(runtime::to_string(c.strategy), ", ", c.microbatches, " microbatches", c.tied ? ", tied" : "",
               c.fused ? ", fused" : ", unfused", c.bf16 ? ", bf16" : ", fp32", c.rows ? ", rows" : "",
-              c.kept ? ", kept" : "", c.late ? ", late" : "");
+              c.kept ? ", kept" : "", c.late ? ", late" : "", c.bf16_wire ? ", bf16 wire" : "");
 }
 
 std::vector<Configuration> configurations() {
@@ -57,6 +58,8 @@ std::vector<Configuration> configurations() {
             all.push_back({strategy, microbatches, tied, fused, bf16, true});
             all.push_back({strategy, microbatches, tied, fused, bf16, true, true, true});
             all.push_back({strategy, microbatches, tied, fused, bf16, false, false, true});
+            all.push_back({strategy, microbatches, tied, fused, bf16, false, false, false, true});
+            all.push_back({strategy, microbatches, tied, fused, bf16, true, true, true, true});
           }
         }
       }
@@ -90,6 +93,7 @@ class Training {
     runtime::Options options{.strategy = c.strategy,
                              .combine = Combine::mean,
                              .row_exchange_bytes = c.rows ? 0 : -1,
+                             .wire_dtype = c.bf16_wire ? at::kBFloat16 : at::kFloat,
                              .keep_gathered_bytes = c.kept ? -1 : 0,
                              .late_row_elements = c.late ? 0 : -1,
                              .fused = c.fused};
@@ -151,6 +155,7 @@ bool train_all(comm::PeerGroup& group, const device::CudaOptions& lanes) {
   bool right = true;
   int count = 0;
   for (const Configuration& c : configurations()) {
+    if (c.bf16_wire && group.lanes().collectives() != nullptr) continue;  // refused
     const std::vector<OracleStep> oracle =
         integer_oracle({.tied = c.tied}, Descent{.steps = kSteps,
                                                  .pieces = group.ranks() * c.microbatches,
