@@ -76,6 +76,7 @@ def resident_bytes():
 def build_llama(arguments):
     import torch
     import torch.nn.functional as F
+    from rotation import rotate
     from torch import nn
 
     head_dim = arguments.dim // arguments.heads
@@ -84,10 +85,6 @@ def build_llama(arguments):
         frequency = 10000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
         angle = torch.outer(torch.arange(arguments.sequence, dtype=torch.float32), frequency)
         return torch.cat([angle, angle], dim=-1).cos(), torch.cat([angle, angle], dim=-1).sin()
-
-    def rotate(x, cos, sin):  # the halves of a head rotate against each other
-        first, second = x.chunk(2, dim=-1)
-        return x * cos + torch.cat([-second, first], dim=-1) * sin
 
     class Block(nn.Module):
         def __init__(self):

@@ -9,6 +9,7 @@ import zlib
 
 import torch
 import torch.nn.functional as F
+from rotation import rotate, rotate_plainly
 from torch import nn
 
 DEVIATION = 0.02
@@ -16,17 +17,12 @@ ROPE_THETA = 10000.0
 NORM_EPS = 1e-5
 
 
-def rotate(x, cos, sin):
-    """The halves of a head rotate against each other: x [b, heads, t, head_size], tables [t, head_size]."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
-
-
 class Block(nn.Module):
     def __init__(self, arguments):
         super().__init__()
         dim, ffn = arguments.dim, arguments.ffn
         self.heads, self.kv_heads, self.head_size = arguments.heads, arguments.kv_heads, dim // arguments.heads
+        self.rotate = rotate_plainly if arguments.compile else rotate
         self.attention_norm = nn.RMSNorm(dim, eps=NORM_EPS)
         self.query = nn.Linear(dim, dim, bias=False)
         self.key = nn.Linear(dim, self.kv_heads * self.head_size, bias=False)
@@ -44,8 +40,8 @@ class Block(nn.Module):
             return y.view(batch, length, heads, self.head_size).transpose(1, 2)
 
         mixed = F.scaled_dot_product_attention(
-            rotate(split(self.query(x), self.heads), cos, sin),
-            rotate(split(self.key(x), self.kv_heads), cos, sin),
+            self.rotate(split(self.query(x), self.heads), cos, sin),
+            self.rotate(split(self.key(x), self.kv_heads), cos, sin),
             split(self.value(x), self.kv_heads),
             is_causal=True, enable_gqa=self.kv_heads != self.heads,
         )

@@ -1,11 +1,7 @@
 #include "fsdpp/nn/llama.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/outer.h>
-#include <ATen/ops/pow.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>
 #include <c10/core/InferenceMode.h>
@@ -37,21 +33,7 @@ at::TensorOptions options_of(const LlamaConfig& config, const at::Generator& gen
   return at::TensorOptions(generator.device()).dtype(config.dtype);
 }
 
-// x * cos + rotate_half(x) * sin, x [b, heads, t, head_size].
-at::Tensor rotate(const at::Tensor& x, const Rotary& rotary) {
-  const int64_t half = x.size(-1) / 2;
-  const at::Tensor turned = at::cat({-x.narrow(-1, half, half), x.narrow(-1, 0, half)}, -1);
-  return x * rotary.cos + turned * rotary.sin;
-}
-
 }  // namespace
-
-Rotary rotary(int64_t length, int64_t head_size, double theta, at::TensorOptions options) {
-  const at::Tensor exponents = at::arange(0, head_size, 2, at::kDouble) / static_cast<double>(head_size);
-  const at::Tensor angles = at::outer(at::arange(length, at::kDouble), at::pow(theta, -exponents));
-  const at::Tensor both = at::cat({angles, angles}, -1);
-  return {both.cos().to(options), both.sin().to(options)};
-}
 
 Attention::Attention(const LlamaConfig& config, at::Generator& generator)
     : heads_(config.heads), kv_heads_(config.kv_heads), head_size_(config.dim / config.heads) {

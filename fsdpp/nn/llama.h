@@ -11,6 +11,7 @@
 #include "fsdpp/nn/embedding.h"
 #include "fsdpp/nn/linear.h"
 #include "fsdpp/nn/rms_norm.h"
+#include "fsdpp/nn/rotary.h"
 #include "fsdpp/runtime/sharded_model.h"
 
 namespace fsdpp::nn {
@@ -27,15 +28,6 @@ struct LlamaConfig {
   double norm_eps = 1e-5;
   at::ScalarType dtype = at::kFloat;  // of the parameters
 };
-
-/// Rotary angles of positions 0 .. length-1 as {cos, sin}, each [length, head_size] with the two halves equal
-/// (Su et al. 2021, in the layout of the published Llama checkpoints).
-struct Rotary {
-  at::Tensor cos;
-  at::Tensor sin;
-};
-[[nodiscard]] Rotary rotary(int64_t length, int64_t head_size, double theta,
-                            at::TensorOptions options = at::kFloat);
 
 /// Causal self-attention with grouped queries (Ainslie et al. 2023): [b, t, dim] -> [b, t, dim].
 class Attention : public torch::nn::Module {

@@ -100,6 +100,36 @@ class GradientCases : public testing::TestWithParam<Case> {
   }
 };
 
+// 257 has no bf16: a rank's part is rounded on its way, the sum of the ranks' parts is not.
+TEST(GradientWire, Bf16RoundsEachRanksPartAndNotTheirSum) {
+  struct Parts {
+    double first, second, sum;
+  };
+  run_watched_ranks(2, [](comm::PeerGroup& group) {
+    const auto small = std::make_shared<Small>(at::kFloat);
+    const auto sharded = watched_shard(group, small, std::vector<std::shared_ptr<torch::nn::Module>>{},
+                                       {.combine = Combine::sum, .wire_dtype = at::kBFloat16});
+    for (const Parts& parts : {Parts{256, 1, 257}, Parts{257, 1, 257}, Parts{259, 0, 260}}) {
+      call(*small, group.rank() == 0 ? parts.first : parts.second).backward();
+      for (const at::Tensor& gradient : sharded->full_gradients())
+        EXPECT_TRUE(gradient.eq(parts.sum).all().item<bool>()) << parts.first << " and " << parts.second;
+      sharded->zero_grad();
+    }
+  });
+}
+
+TEST(GradientWire, WhatCannotTravelInBf16SaysSo) {
+  const auto refused = [](const runtime::Options& options) {
+    run_watched_ranks(1, [&](comm::PeerGroup& group) {
+      const auto small = std::make_shared<Small>(at::kFloat);
+      const std::vector<std::shared_ptr<torch::nn::Module>> units;
+      EXPECT_THROW(static_cast<void>(watched_shard(group, small, units, options)), UsageError);
+    });
+  };
+  refused({.strategy = Strategy::no_shard, .wire_dtype = at::kBFloat16});
+  refused({.wire_dtype = at::kHalf});
+}
+
 INSTANTIATE_TEST_SUITE_P(Small, GradientCases,
                          testing::Combine(testing::Values(Strategy::no_shard, Strategy::optim_grads_params),
                                           testing::Bool()),
