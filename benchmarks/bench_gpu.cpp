@@ -45,7 +45,7 @@ struct Arguments {
   bool optimizer = false;
   std::string wire = "fp32";
   double keep_gib = 0;
-  int64_t late_elements = runtime::Options{}.late_row_elements;
+  int64_t late_elements = runtime::Options{}.late_group_elements;
   double warm_seconds = 3;
   int steps = 10;
   std::string trace;
@@ -71,8 +71,9 @@ Arguments parse(int argc, char** argv) {
       ->check(CLI::IsMember({"fp32", "bf16"}));
   app.add_option("--keep-gib", a.keep_gib,
                  "full weights that stay gathered from forward to backward; -1: all");
-  app.add_option("--late-elements", a.late_elements,
-                 "own rows of so many elements are added onto the peers' sum; -1: all go through the slots");
+  app.add_option(
+      "--late-elements", a.late_elements,
+      "in units of so many elements own rows are added onto the peers' sum; -1: all go through the slots");
   app.add_option("--warm-seconds", a.warm_seconds);
   app.add_option("--steps", a.steps);
   app.add_option("--trace", a.trace,
@@ -114,7 +115,7 @@ class Row {
     } else {
       runtime::Options options;
       options.fused = a.row != "ours-copy";
-      options.late_row_elements = a.late_elements;
+      options.late_group_elements = a.late_elements;
       if (a.wire == "bf16") options.wire_dtype = at::kBFloat16;
       options.keep_gathered_bytes = a.keep_gib < 0 ? -1 : static_cast<int64_t>(a.keep_gib * kGiB);
       sharded_ = fully_shard(group, model_, model_->units(), options, device::make_cuda_device(gpu));

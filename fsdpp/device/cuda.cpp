@@ -118,29 +118,12 @@ class CudaDevice final : public Device {
     }
   }
 
+  // Between GPUs a copy engine does it. A copy within one GPU is a kernel, also where a batch asks for the
+  // copy engine: the lanes' priorities keep it from holding up GEMMs.
   void copy_bytes(const std::vector<Copy>& copies) override {
     const cudaStream_t now = c10::cuda::getCurrentCUDAStream(place()).stream();
-    if (now == nullptr || is_capturing(now)) {
-      for (const Copy& copy : copies)
-        FSDPP_CUDA(cudaMemcpyAsync(copy.target, copy.source, copy.bytes, cudaMemcpyDefault, now));
-      return;
-    }
-    std::vector<void*> targets;
-    std::vector<const void*> sources;
-    std::vector<std::size_t> bytes;
-    for (const Copy& copy : copies) {
-      targets.push_back(copy.target);
-      sources.push_back(copy.source);
-      bytes.push_back(copy.bytes);
-    }
-    // Asks for the copy engine. On an H200 the copy within one GPU stays a kernel all the same (a pitched one
-    // too, and slower): the lanes' priorities keep it from holding up GEMMs.
-    cudaMemcpyAttributes attributes = {};
-    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-    attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
-    std::size_t first = 0;
-    FSDPP_CUDA(cudaMemcpyBatchAsync(targets.data(), sources.data(), bytes.data(), bytes.size(), &attributes,
-                                    &first, 1, now));
+    for (const Copy& copy : copies)
+      FSDPP_CUDA(cudaMemcpyAsync(copy.target, copy.source, copy.bytes, cudaMemcpyDefault, now));
   }
 
   // From pageable memory the driver has taken the bytes when the call returns. A captured copy reads its

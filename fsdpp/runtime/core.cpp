@@ -85,7 +85,7 @@ Core::Core(comm::PeerGroup& peer_group, std::shared_ptr<torch::nn::Module> root_
   slots = std::make_unique<SlotMemory>(*peers, trainable, layout::ArenaPlan::build({}), ledger);
   slots->replan(first_slot_plan());
   const float scale = options.combine == Combine::mean ? 1.0F / static_cast<float>(group.ranks()) : 1.0F;
-  reducer = sharded ? make_shard_reducer(*peers, *slots, scale, options.late_row_elements, ledger)
+  reducer = sharded ? make_shard_reducer(*peers, *slots, scale, options.late_group_elements, ledger)
                     : make_replica_reducer(*peers, *slots, scale);
   residency = std::make_unique<Residency>(
       *peers, *publisher,

@@ -14,6 +14,8 @@ using device::LaneKind;
 // Rows of a product begin where a GEMM's tiles do, unless there are few.
 constexpr int64_t kTile = 128;
 constexpr int64_t kFewRows = 8 * kTile;
+// Rows of a weight are worth a GEMM of their own from this part of the least group on.
+constexpr int64_t kPartOfGroup = 32;
 
 int64_t row_elements(const Parameter& parameter) {
   int64_t count = 1;
@@ -34,6 +36,7 @@ Rows LateRows::of(const Parameter& parameter) const {
   const ParameterGroup& group = *parameter.group;
   const bool summed_by_us = group.rows == nullptr && peers_.addressable() && peers_.ranks() > 1;
   if (at_least_ < 0 || !summed_by_us || parameter.sizes.size() < 2) return {};
+  if (group.layout->full_numel() < at_least_) return {};
   const layout::Segment* segment = segment_of(parameter, peers_.rank());
   const int64_t row = row_elements(parameter);
   if (segment == nullptr || row == 0) return {};
@@ -41,7 +44,7 @@ Rows LateRows::of(const Parameter& parameter) const {
   const int64_t tile = parameter.sizes[0] < kFewRows ? 1 : kTile;
   Rows rows{round_up((segment->parameter_offset + row - 1) / row, tile), end / row};
   if (rows.last < parameter.sizes[0]) rows.last = rows.last / tile * tile;
-  return (rows.last - rows.first) * row < std::max<int64_t>(at_least_, 1) ? Rows{} : rows;
+  return (rows.last - rows.first) * row < std::max<int64_t>(at_least_ / kPartOfGroup, 1) ? Rows{} : rows;
 }
 
 void LateRows::cut(const buffer::ReduceTarget& target, const Parameter& parameter,

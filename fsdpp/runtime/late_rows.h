@@ -24,7 +24,7 @@ struct Rows {
 /// the peers' slices is over. Until then they keep the activations and gradients that they read alive.
 class LateRows {
  public:
-  /// `at_least`: elements below which rows are not worth a GEMM of their own; negative: none ever is.
+  /// `at_least`: elements of the least group that has late rows, see Options::late_group_elements.
   LateRows(Peers& peers, float scale, int64_t at_least) : peers_(peers), scale_(scale), at_least_(at_least) {}
 
   /// Rows of `parameter` that may be late; none when its group is not summed by us.

@@ -37,10 +37,11 @@ struct Options {
   /// forward and backward (as under FSDP2's reshard_after_forward=False), and this rank's shard is published
   /// in place. Units of up to so many bytes in all, the root and the last ones first; negative: every unit.
   int64_t keep_gathered_bytes = 0;
-  /// Rows of a weight's gradient that belong to this rank, at least so many elements of them, do not go
-  /// through the slot: their GEMM runs one unit later and adds onto what came from the peers. Where ranks
-  /// address each other's memory and the layer offers it (SinkOwner::contribute); negative: never.
-  int64_t late_row_elements = int64_t{1} << 20;
+  /// In groups of at least so many elements, rows of a weight's gradient that belong to this rank do not go
+  /// through the slot, unless they are few: their GEMM runs one unit later and adds onto what came from the
+  /// peers. (More launches, fewer bytes.) Where ranks address each other's memory and the layer offers it
+  /// (SinkOwner::contribute); negative: never.
+  int64_t late_group_elements = int64_t{1} << 25;
   bool fused = true;  // fused layers write their weight gradients straight into the gradient slot
 };
 

@@ -41,7 +41,7 @@ class Reducer {
 };
 
 /// optim_grads_params: contributions to planned slots; each backward ends with reduces into gradient shards.
-/// `late_elements`: Options::late_row_elements.
+/// `late_elements`: Options::late_group_elements.
 [[nodiscard]] std::unique_ptr<Reducer> make_shard_reducer(Peers& peers, SlotMemory& slots, float scale,
                                                           int64_t late_elements,
                                                           std::shared_ptr<device::Ledger> ledger);

@@ -257,7 +257,7 @@ TEST_P(Cases, Case20TheAddressALayerWritesLiesInTheReducesInput) {
     };
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
     Options all_in_slots = options();
-    all_in_slots.late_row_elements = -1;
+    all_in_slots.late_group_elements = -1;
     const auto model = watched_shard(group, net, net->units(), all_in_slots, std::move(lanes));
     backward(*net, group.rank());
     EXPECT_EQ(checked, own.size()) << "each weight and bias was written into its unit's reduce input";
@@ -291,7 +291,7 @@ TEST_P(Cases, Case42DataDependentBranchesBetweenSteps) {
   run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(5, kDim, Layers::fused);
     Options in_rank_order = options();  // numbers grow beyond what is exact in any order
-    in_rank_order.late_row_elements = -1;
+    in_rank_order.late_group_elements = -1;
     const auto model = watched_shard(group, net, net->units(), in_rank_order);
     SmallNet oracle(5, kDim, Layers::oracle);
     const std::vector<std::set<int>> branches = {{}, {1, 2}, {}, {0, 4}, {3}, {0, 1, 2, 3, 4}, {}};

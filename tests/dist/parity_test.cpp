@@ -104,7 +104,7 @@ class Rank {
                                    .row_exchange_bytes = c_.rows ? 0 : -1,
                                    .wire_dtype = c_.bf16_wire ? at::kBFloat16 : at::kFloat,
                                    .keep_gathered_bytes = c_.kept ? -1 : 0,
-                                   .late_row_elements = c_.late ? 0 : -1,
+                                   .late_group_elements = c_.late ? 0 : -1,
                                    .fused = c_.fused};
     sharded_ = c_.rows ? watched_shard(group, net_, net_->units_with_rows(), options)
                        : watched_shard(group, net_, net_->units(), options);

@@ -8,6 +8,7 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fsdpp/base/error.h"
@@ -95,7 +96,7 @@ class Training {
                              .row_exchange_bytes = c.rows ? 0 : -1,
                              .wire_dtype = c.bf16_wire ? at::kBFloat16 : at::kFloat,
                              .keep_gathered_bytes = c.kept ? -1 : 0,
-                             .late_row_elements = c.late ? 0 : -1,
+                             .late_group_elements = c.late ? 0 : -1,
                              .fused = c.fused};
     if (c.bf16) options.model_dtype = at::kBFloat16;
     sharded_ = c.rows ? fully_shard(group, net_, net_->units_with_rows(), options, std::move(lanes))
@@ -178,48 +179,59 @@ const RegisterGpuBody parity("parity", [](comm::PeerGroup& group) {
 
 // One training after another in which one operation's lane is held up: the k-th of every step. What a missing
 // wait would let through shows, the more so as memory is poisoned between its lives.
-bool train_with_delays(comm::PeerGroup& group) {
+bool train_with_delays(comm::PeerGroup& group, const Configuration& c) {
   bool right = true;
-  int64_t delayed = 0;
-  for (const bool rows : {false, true}) {
-    for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads_params}) {
-      if (rows && strategy == Strategy::no_shard) continue;
-      const Configuration c{strategy, 1, false, true, true, rows};
-      const std::vector<OracleStep> oracle = integer_oracle(
-          {}, Descent{.steps = 1, .pieces = group.ranks(), .divisor = group.ranks(), .rate = kRate});
-      int64_t operations = 0;  // of one training
-      int64_t now = 0;
-      int64_t chosen = -1;
-      device::CudaOptions lanes;
-      lanes.poison = true;
-      lanes.delay_us = [&](const device::Operation&) { return now++ == chosen ? kDelayUs : 0; };
-      const auto train = [&](int64_t which) {
-        now = 0;
-        chosen = which;
-        const bool one = Training(group, c, device::make_cuda_device(group.rank(), lanes), 2).run(oracle);
-        if (!one) std::cerr << "wrong with operation " << which << " delayed: " << name_of(c) << "\n";
-        operations = now;
-        return one;
-      };
-      right = train(-1) && right;
-      const std::vector<double> most = group.exchange(std::vector<double>{static_cast<double>(operations)});
-      const auto count = static_cast<int64_t>(*std::max_element(most.begin(), most.end()));
-      for (int64_t which = 0; which < count; ++which, ++delayed) {
-        // Ranks take turns: a schedule in which all are late alike hides what one of them misses.
-        right = train(which % group.ranks() == group.rank() ? which : -1) && right;
-      }
-    }
+  const std::vector<OracleStep> oracle = integer_oracle(
+      {}, Descent{.steps = 1, .pieces = group.ranks(), .divisor = group.ranks(), .rate = kRate});
+  int64_t operations = 0;  // of one training
+  int64_t now = 0;
+  int64_t chosen = -1;
+  device::CudaOptions lanes;
+  lanes.poison = true;
+  lanes.delay_us = [&](const device::Operation&) { return now++ == chosen ? kDelayUs : 0; };
+  const auto train = [&](int64_t which) {
+    now = 0;
+    chosen = which;
+    const bool one = Training(group, c, device::make_cuda_device(group.rank(), lanes), 2).run(oracle);
+    if (!one) std::cerr << "wrong with operation " << which << " delayed: " << name_of(c) << "\n";
+    operations = now;
+    return one;
+  };
+  right = train(-1) && right;
+  const std::vector<double> most = group.exchange(std::vector<double>{static_cast<double>(operations)});
+  const auto count = static_cast<int64_t>(*std::max_element(most.begin(), most.end()));
+  for (int64_t which = 0; which < count; ++which) {
+    // Ranks take turns: a schedule in which all are late alike hides what one of them misses.
+    right = train(which % group.ranks() == group.rank() ? which : -1) && right;
   }
-  if (group.rank() == 0) std::cout << "delayed operations " << delayed << "\n";
+  if (group.rank() == 0) std::cout << "delayed operations " << count << "\n";
   return right;
 }
 
-const RegisterGpuBody delays("delays", train_with_delays);
+// Fused, bf16; each as a body of its own.
+const std::array<std::pair<const char*, Configuration>, 4> kDelayed = {{
+    {"delays_no_shard", {Strategy::no_shard, 1, false, true, true}},
+    {"delays_slots", {Strategy::optim_grads_params, 1, false, true, true}},
+    {"delays_rows", {Strategy::optim_grads_params, 1, false, true, true, true}},
+    {"delays_late", {Strategy::optim_grads_params, 1, false, true, true, true, true, true}},
+}};
+const std::array<RegisterGpuBody, 4> delays = {{
+    {kDelayed[0].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[0].second); }},
+    {kDelayed[1].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[1].second); }},
+    {kDelayed[2].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[2].second); }},
+    {kDelayed[3].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[3].second); }},
+}};
 
-TEST(GpuDelays, EachOperationInTurnIsHeldUpAndTheBitsStayTheSame) {
+class GpuDelays : public testing::TestWithParam<int> {};
+
+TEST_P(GpuDelays, EachOperationInTurnIsHeldUpAndTheBitsStayTheSame) {
   if (device::cuda_devices() < 2) GTEST_SKIP() << "needs 2 GPUs";
-  std::cout << run_on_gpus("delays", 2);
+  std::cout << run_on_gpus(kDelayed.at(static_cast<std::size_t>(GetParam())).first, 2);
 }
+
+INSTANTIATE_TEST_SUITE_P(Bodies, GpuDelays, testing::Range(0, 4), [](const auto& info) {
+  return std::string(kDelayed.at(static_cast<std::size_t>(info.param)).first);
+});
 
 class GpuParity : public testing::TestWithParam<std::tuple<int, const char*>> {};
 

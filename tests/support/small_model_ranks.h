@@ -41,7 +41,7 @@ class OnRanks : public ::testing::TestWithParam<Ranks> {
   static bool sharded() { return strategy() == Strategy::optim_grads_params; }
   /// Sums, since a mean over three ranks is not exact.
   static Options options() {
-    return {.strategy = strategy(), .combine = Combine::sum, .late_row_elements = GetParam().late ? 0 : -1};
+    return {.strategy = strategy(), .combine = Combine::sum, .late_group_elements = GetParam().late ? 0 : -1};
   }
 };
 
