@@ -70,7 +70,7 @@ Arguments parse(int argc, char** argv) {
   app.add_option("--wire", a.wire, "of ours: gradients on their way to their owners")
       ->check(CLI::IsMember({"fp32", "bf16"}));
   app.add_option("--keep-gib", a.keep_gib,
-                 "full weights that stay gathered from forward to backward; -1: all");
+                 "full weights that stay where they are until the next step's; -1: all");
   app.add_option(
       "--late-elements", a.late_elements,
       "in units of so many elements own rows are added onto the peers' sum; -1: all go through the slots");

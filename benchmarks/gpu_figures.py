@@ -119,6 +119,10 @@ def sentences(rows):
         best = fastest(rows, [eager + ending for eager in FSDP2_EAGER])
         if best and best != "fsdp2" + ending:
             said.append(f"over FSDP2: {best} was the fastest depth of prefetch, and is what is compared with")
+        keep = "fsdp2-keep" + ending
+        if ms(ours) and ms(keep):
+            more = rows[keep]["taken_gib"] - rows[ours]["taken_gib"] if rows[keep]["taken_gib"] else 0
+            said.append(f"{ours}: {ms(keep) / ms(ours):.3f} over {keep}, which takes {more:.1f} GiB more")
         if rows.get(ours, {}).get("host_to_fsdp2"):
             said.append(f"{ours}: host time {rows[ours]['host_to_fsdp2']:.3f} of FSDP2's")
         if rows.get(ours, {}).get("taken_to_fsdp2"):

@@ -73,7 +73,7 @@ class Row:
         return [*self.arguments, *(["--optimizer"] if self.optimizer else [])]
 
 
-KEEP_ALL = ("--keep-gib", "-1")  # full weights stay gathered from forward to backward
+KEEP_ALL = ("--keep-gib", "-1")  # full weights stay where they are until the next step's
 
 
 def _ours(name, *more, kind=None, **options):
@@ -86,7 +86,8 @@ def _fsdp2(name, *more, **options):
 
 EXPANDABLE = (("PYTORCH_ALLOC_CONF", "expandable_segments:True"),)
 FLOORS = ("floor-bf16", "floor-fp32")
-# FSDP2 in eager mode with fp32 reduce, by how far it gathers ahead. The fastest one measured is what we compare with.
+# FSDP2 in eager mode with fp32 reduce, resharding as it does by default, by how far it gathers ahead. The fastest one
+# measured is what "over FSDP2" compares with; fsdp2-keep, which takes more memory, has a sentence of its own.
 FSDP2_EAGER = ("fsdp2", "fsdp2-prefetch0", "fsdp2-prefetch1", "fsdp2-prefetch3")
 
 _UNSHARDED = [

@@ -34,7 +34,7 @@ class Child {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] bool running() const noexcept { return running_; }
   [[nodiscard]] int status() const noexcept { return status_; }  // as waitpid gives it, once it has ended
-  /// It was stopped when it was killed: by a rank that had given it up.
+  /// It was stopped when it was killed: as by a rank that has given it up.
   [[nodiscard]] bool given_up() const noexcept;
   [[nodiscard]] int pipe() const noexcept { return pipe_; }  // to poll for reading; -1 once it is at its end
 

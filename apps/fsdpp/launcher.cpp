@@ -28,7 +28,8 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kGraceAfterFailure{2000};
-constexpr milliseconds kGraceAfterSignal{1200};  // so that all is over in two seconds
+constexpr milliseconds kGraceAfterSignal{1200};     // so that all is over in two seconds
+constexpr milliseconds kGraceAfterGivingUp{10000};  // of the rank that gave another up: CUDA ends slowly
 constexpr std::array kSignals = {SIGCHLD, SIGINT, SIGTERM, SIGTSTP};
 
 std::string signal_name(int number) {
@@ -146,7 +147,8 @@ class Launcher {
     });
     if (cause != failed_.end()) return blame(**cause);
     if (gave_up != failed_.end()) return blame(**gave_up);
-    if (!running()) blame(*failed_.front());
+    if (!running()) return blame(*failed_.front());
+    if (!deadline_) deadline_ = Clock::now() + kGraceAfterGivingUp;
   }
 
   static bool lost_a_peer(const Child* child) {

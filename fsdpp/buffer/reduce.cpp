@@ -96,7 +96,7 @@ void pull_and_sum(const Route& route, const ShardedBuffer& source, const Run& ru
                                         reinterpret_cast<const std::byte*>(run.out) != own);
   const auto peers = static_cast<int64_t>(source.ranks() - 1);
   const int64_t room =
-      static_cast<int64_t>(route.staging.size()) / element / std::max<int64_t>(peers, 1) / 128 * 128;
+      static_cast<int64_t>(route.staging.size()) / element / std::max<int64_t>(peers, 1) / 64 * 64;
   const int64_t most = straight || peers == 0 ? run.count : room;
   FSDPP_INVARIANT(most > 0, "no staging for the reduce of ", source.name());
   for (int64_t done = 0; done < run.count; done += most) {

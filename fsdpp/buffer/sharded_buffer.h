@@ -69,7 +69,7 @@ struct ReduceTarget {
 /// must be valid and stay so until the lane has passed. Throws UsageError under another placement.
 void gather(const Route& route, const ShardedBuffer& source, std::byte* full);
 
-/// Partial -> shard: elements are fp32 or (4 or 2 bytes) bf16, sums fp32. Each target gets scale * (the sum
+/// Partial -> shard: elements are fp32 (4 bytes) or bf16 (2), sums fp32. Each target gets scale * (the sum
 /// over `contributors`, in rank order). Ranks outside `contributors` hold no values and are not read; without
 /// any, targets get zeros (or stay, with add). On the host padding is never read; a GPU pulls whole runs,
 /// padding included, which lands between targets that lie as far apart as their segments. A target may be the

@@ -11,7 +11,7 @@ struct CudaStepGraph::Graph {
 };
 
 CudaStepGraph::CudaStepGraph(const std::function<void()>& step) : graph_(std::make_unique<Graph>()) {
-  // Relaxed: autograd's thread and the watchdog's call CUDA meanwhile.
+  // Relaxed: autograd's thread calls CUDA meanwhile.
   graph_->graph.capture_begin({0, 0}, cudaStreamCaptureModeRelaxed);
   try {
     step();

@@ -8,7 +8,8 @@ namespace fsdpp::device {
 /// The device work of one step, captured once and launched as a whole: the host's part of a step is one call.
 ///
 /// Every rank captures the same step. Before it, run a few steps as usual, so that plans, tables and kernels
-/// are there; inputs are read from the memory that the captured step read. Between replays nothing of the
+/// are there; the last of them ends with an optimizer's step (or another publication), so that the captured
+/// one gathers. Inputs are read from the memory that the captured step read. Between replays nothing of the
 /// model may run but what reads results. The waits of a captured step have no watchdog.
 class CudaStepGraph {
  public:

@@ -49,7 +49,9 @@ void write_mixed_product(const GradSink& sink, const at::Tensor& left, const at:
 // weight gradient [out, in] = grad^T [out, n] * input [n, in] by one GEMM whose output is the sink, but on
 // the CPU fp32 first where the sink is bf16.
 void write_product(const GradSink& sink, const at::Tensor& grad, const at::Tensor& input) {
-  if (input.is_cuda() && input.scalar_type() != at::kFloat && input.scalar_type() == grad.scalar_type())
+  const at::ScalarType factors = input.scalar_type();
+  const bool one_gemm = sink.view.scalar_type() == at::kFloat || sink.view.scalar_type() == factors;
+  if (input.is_cuda() && factors != at::kFloat && factors == grad.scalar_type() && one_gemm)
     return write_mixed_product(sink, grad.t(), input);
   const at::Tensor left = grad.to(at::kFloat).t();
   const at::Tensor right = input.to(at::kFloat);

@@ -74,12 +74,11 @@ void LateRows::due(ParameterGroup& group, const std::vector<buffer::ReduceTarget
     std::vector<int64_t> sizes = parameter.sizes;
     const Rows rows = of(parameter);
     sizes[0] = rows.last - rows.first;
-    // Its storage is kept, so that a gradient which the user drops half-way is not written after its time.
     const at::Tensor gradient = parameter.shard.grad();
     auto keeper = std::make_shared<c10::Storage>(gradient.storage());
     due_.push_back({&parameter, rows, std::exchange(parameter.late, {}),
-                    tensor_over(std::move(keeper), target.out, sizes, gradient.options()), target.add,
-                    reduced});
+                    tensor_over(std::move(keeper), target.out, sizes, gradient.options()), gradient,
+                    gradient._version(), target.add, reduced});
   }
 }
 
@@ -95,12 +94,19 @@ void LateRows::run(const ParameterGroup* except) {
   due_ = std::move(later);
 }
 
+void LateRows::drop_stale() {
+  std::erase_if(due_, [](const Due& due) {
+    const at::Tensor& now = due.parameter->shard.grad();
+    return !now.is_same(due.gradient) || now._version() != due.version;
+  });
+}
+
 // The peers' sum alone is pulled as it is: the first writer scales both.
 void LateRows::write(const Due& due) {
   device::Device& device = peers_.device();
   device.wait(LaneKind::compute, due.reduced);
   const ByteRange range = bytes_at(due.view.const_data_ptr(), static_cast<int64_t>(due.view.nbytes()));
-  double kept = due.scaled ? 1.0 : scale_;
+  double kept = due.added ? 1.0 : scale_;
   for (const RowWriter& writer : due.writers) {
     const GradSink sink{due.view, GradSink::Mode::add, kept, scale_};
     device.run(LaneKind::compute, "late wgrad " + due.parameter->name, {{range}, {range}},

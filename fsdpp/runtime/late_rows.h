@@ -37,8 +37,11 @@ class LateRows {
   /// `group`'s reduce into `targets` is over with `reduced`: its writers are due.
   void due(ParameterGroup& group, const std::vector<buffer::ReduceTarget>& targets,
            const device::Event& reduced);
-  /// Runs what is due, but for the writers of `group`.
+  /// Runs what is due, but for the writers of `except`.
   void run(const ParameterGroup* except = nullptr);
+  /// Drops what is due for gradients that were cleared, replaced or written since: by whoever gave a backward
+  /// up that raised half-way.
+  void drop_stale();
 
  private:
   /// One parameter's late rows and where they go.
@@ -46,8 +49,10 @@ class LateRows {
     const Parameter* parameter;
     Rows rows;
     std::vector<RowWriter> writers;
-    at::Tensor view;  // [rows, ...] of the gradient shard
-    bool scaled;      // what is there: the shard's earlier gradient; else the peers' sum as it was pulled
+    at::Tensor view;      // [rows, ...] of the gradient shard
+    at::Tensor gradient;  // the shard's, which shows it
+    uint32_t version;     // of that, when it was due
+    bool added;           // the peers' sum was added to the gradient, scaled; else it lies there as pulled
     device::Event reduced;
   };
 

@@ -30,8 +30,8 @@ struct Options {
   /// the strategy shards weights and ranks address each other's memory; negative: never.
   int64_t row_exchange_bytes = int64_t{64} << 20;
   /// Of gradients on their way to their owners, fp32 or bf16; the ranks' are summed in fp32 either way. bf16
-  /// halves slots and traffic, and rounds each rank's contributions. Under optim_grads_params, where ranks
-  /// address each other's memory.
+  /// halves slots and traffic, and rounds what each rank contributes to others' shards. Under
+  /// optim_grads_params, where ranks address each other's memory.
   c10::ScalarType wire_dtype = c10::ScalarType::Float;
   /// Full weights with memory of their own, where they stay: gathered once per publication, not in each
   /// forward and backward (as under FSDP2's reshard_after_forward=False), and this rank's shard is published

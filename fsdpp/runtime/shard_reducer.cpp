@@ -73,7 +73,7 @@ class ShardReducer final : public Reducer {
   struct State {
     bool open = false;          // holds contributions of this backward
     device::Memory spill;       // not empty: they are here instead of in the slot
-    int opened = 0;             // reduces before the first contribution
+    int first = -1;             // reduces before the first contribution, late ones included; -1: none came
     uint32_t sequence = 0;      // of the last reduce
     device::Event pulled;       // on the reduce lane: our own pull of it
     bool pulls_awaited = true;  // the compute lane goes on after everybody's pull of it
@@ -85,6 +85,10 @@ class ShardReducer final : public Reducer {
   }
 
   GradSink slot_sink(const Parameter& parameter);
+  // The ranks compare these numbers: they must not depend on which rows a rank owns.
+  void note_first(int slot) {
+    if (state(slot).first < 0) state(slot).first = static_cast<int>(uses_.size());
+  }
   void bring_back(Parameter& parameter);
   void open_slot(int slot);
   void claim(int slot);
@@ -120,9 +124,11 @@ bool ShardReducer::bytes_in_use(int slot) {
 }
 
 void ShardReducer::forget() {
+  late_.drop_stale();
   for (int slot = 0; slot < slots_.slots(); ++slot) {
     if (state(slot).open) slots_.move(slot, device::State::closed);
     state(slot).open = false;
+    state(slot).first = -1;
     drop_spill(slot);
     for (const auto& parameter : slots_.group(slot).parameters) {
       parameter->contributed = false;
@@ -133,6 +139,7 @@ void ShardReducer::forget() {
 
 GradSink ShardReducer::slot_sink(const Parameter& parameter) {
   const int slot = slots_.slot_of(*parameter.group);
+  note_first(slot);
   if (!state(slot).open) open_slot(slot);
   return {gradient_view(nullptr, place(slot), parameter),
           parameter.contributed ? GradSink::Mode::add : GradSink::Mode::overwrite};
@@ -149,6 +156,7 @@ void ShardReducer::contribute(Parameter& parameter, const RowWriter& write) {
     return;
   }
   parameter.late.push_back(write);
+  note_first(slots_.slot_of(*parameter.group));
   if (late.first == 0 && late.last == rows) return;
   const GradSink sink = slot_sink(parameter);
   write_rows(peers_.device(), parameter, sink, 0, late.first, write);
@@ -172,7 +180,6 @@ void ShardReducer::open_slot(int slot) {
   State& opened = state(slot);
   opened.open = true;
   slots_.move(slot, device::State::open);
-  opened.opened = static_cast<int>(uses_.size());
   if (bytes_in_use(slot)) {
     ++spills_;
     opened.spill = ordinary_memory(slot);
@@ -267,7 +274,8 @@ void ShardReducer::reduce_whole(ParameterGroup& group, std::span<const buffer::R
   peers_.signal(LaneKind::reduce, "pulled " + group.name, Channel::pulled(group.id), sequence);
   current.pulled = peers_.device().record(LaneKind::reduce);
   current.pulls_awaited = false;
-  uses_.push_back({slot, contributes ? current.opened : static_cast<int>(uses_.size())});
+  note_first(slot);
+  uses_.push_back({slot, std::exchange(current.first, -1)});
   current.open = false;
   slots_.move(slot, device::State::closed);
 }

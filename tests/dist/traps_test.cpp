@@ -3,6 +3,7 @@
 #include <ATen/ops/sum.h>
 #include <c10/core/InferenceMode.h>
 
+#include <array>
 #include <map>
 #include <mutex>
 
@@ -269,15 +270,17 @@ TEST_P(TrapWindows, AGradientTheUserKeepsIsNotWritten) {
 TEST_P(TrapWindows, ABackwardThatRaisesIsForgottenByZeroGrad) {
   run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const Sharded made = shard(group, 4, options());
-    for (int step = 0; step < 2; ++step) {
+    const std::array ways = {Zeroing{true, false}, Zeroing{false, false}, Zeroing{true, true},
+                             Zeroing{false, true}};
+    for (std::size_t step = 0; step < ways.size(); ++step) {
       made.net->side_of = 1;
       const at::Tensor loss = small_loss(made.net->run(small_batch(kDim, group.rank(), 7)));
       made.net->side.register_hook([](const at::Tensor&) { throw std::runtime_error("half-way"); });
       EXPECT_THROW(loss.backward(), std::exception);
-      made.model->zero_grad();
-      backward(made, group.rank(), step);
+      zero(*made.model, ways.at(step));
+      backward(made, group.rank(), static_cast<int>(step));
       SmallNet oracle(4, kDim, Layers::oracle);
-      oracle_backward(oracle, all_batches(kDim, ranks(), step));
+      oracle_backward(oracle, all_batches(kDim, ranks(), static_cast<int>(step)));
       expect_gradients(*made.model, oracle);
       EXPECT_TRUE(made.model->at_rest());
       made.model->zero_grad();

@@ -25,7 +25,10 @@ std::vector<at::Tensor> train(comm::PeerGroup& group, runtime::Strategy strategy
   const at::Device place(at::kCUDA, static_cast<c10::DeviceIndex>(group.rank()));
   const IntegerModel model;
   const auto net = std::make_shared<IntegerNet>(model);
-  runtime::Options options{.strategy = strategy, .row_exchange_bytes = rows ? 0 : -1};
+  runtime::Options options{.strategy = strategy,
+                           .row_exchange_bytes = rows ? 0 : -1,
+                           .keep_gathered_bytes = rows ? -1 : 0,
+                           .late_group_elements = rows ? 0 : -1};
   options.model_dtype = at::kBFloat16;
   auto lanes = device::make_cuda_device(group.rank());
   const auto sharded = rows ? fully_shard(group, net, net->units_with_rows(), options, std::move(lanes))
