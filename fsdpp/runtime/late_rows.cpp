@@ -5,6 +5,7 @@
 
 #include "fsdpp/base/bytes.h"
 #include "fsdpp/base/error.h"
+#include "fsdpp/runtime/reducer.h"
 
 namespace fsdpp::runtime {
 namespace {
@@ -105,15 +106,10 @@ void LateRows::drop_stale() {
 void LateRows::write(const Due& due) {
   device::Device& device = peers_.device();
   device.wait(LaneKind::compute, due.reduced);
-  const ByteRange range = bytes_at(due.view.const_data_ptr(), static_cast<int64_t>(due.view.nbytes()));
   double kept = due.added ? 1.0 : scale_;
   for (const RowWriter& writer : due.writers) {
     const GradSink sink{due.view, GradSink::Mode::add, kept, scale_};
-    device.run(LaneKind::compute, "late wgrad " + due.parameter->name, {{range}, {range}},
-               [sink, writer, rows = due.rows] {
-                 const at::NoGradGuard no_grad;
-                 writer(sink, rows.first, rows.last);
-               });
+    run_writer(device, "late wgrad " + due.parameter->name, sink, due.rows, writer);
     kept = 1.0;
   }
 }

@@ -10,13 +10,6 @@
 
 namespace fsdpp::runtime {
 
-/// Rows [first, last) of a weight.
-struct Rows {
-  int64_t first = 0;
-  int64_t last = 0;
-  [[nodiscard]] bool empty() const noexcept { return first >= last; }
-};
-
 /// Weight gradients of rows that this rank owns, kept back until the peers' sum of them has come: the GEMM
 /// then adds onto it. Such rows have no part in the slot, and no sum of ranks reads them again.
 ///

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "fsdpp/runtime/plan.h"
 #include "fsdpp/runtime/sink.h"
@@ -52,8 +53,11 @@ class Reducer {
 
 /// Says that the compute lane writes `sink`, or adds to it.
 void announce_write(device::Device& device, const Parameter& parameter, const GradSink& sink);
-/// Has `write` write rows [first, last) of `sink`, which has all of `parameter`'s, on the compute lane.
-void write_rows(device::Device& device, const Parameter& parameter, const GradSink& sink, int64_t first,
-                int64_t last, const RowWriter& write);
+/// One operation of the compute lane: `write` writes `rows` into `sink`, whose view has these rows only.
+void run_writer(device::Device& device, const std::string& name, const GradSink& sink, Rows rows,
+                const RowWriter& write);
+/// The same into a `sink` that has all rows of `parameter`.
+void write_rows(device::Device& device, const Parameter& parameter, const GradSink& sink, Rows rows,
+                const RowWriter& write);
 
 }  // namespace fsdpp::runtime

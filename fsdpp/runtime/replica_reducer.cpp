@@ -21,7 +21,7 @@ class ReplicaReducer final : public Reducer {
 
   GradSink open(Parameter& parameter) override;
   void contribute(Parameter& parameter, const RowWriter& write) override {
-    write_rows(peers_.device(), parameter, open(parameter), 0, parameter.sizes[0], write);
+    write_rows(peers_.device(), parameter, open(parameter), {0, parameter.sizes[0]}, write);
     parameter.contributed = true;
   }
 

@@ -151,7 +151,7 @@ void ShardReducer::contribute(Parameter& parameter, const RowWriter& write) {
   const Rows late = whole ? Rows{} : late_.of(parameter);
   const int64_t rows = parameter.sizes[0];
   if (late.empty()) {
-    write_rows(peers_.device(), parameter, slot_sink(parameter), 0, rows, write);
+    write_rows(peers_.device(), parameter, slot_sink(parameter), {0, rows}, write);
     parameter.contributed = true;
     return;
   }
@@ -159,8 +159,8 @@ void ShardReducer::contribute(Parameter& parameter, const RowWriter& write) {
   note_first(slots_.slot_of(*parameter.group));
   if (late.first == 0 && late.last == rows) return;
   const GradSink sink = slot_sink(parameter);
-  write_rows(peers_.device(), parameter, sink, 0, late.first, write);
-  write_rows(peers_.device(), parameter, sink, late.last, rows, write);
+  write_rows(peers_.device(), parameter, sink, {0, late.first}, write);
+  write_rows(peers_.device(), parameter, sink, {late.last, rows}, write);
   parameter.contributed = true;
 }
 
@@ -170,7 +170,7 @@ void ShardReducer::bring_back(Parameter& parameter) {
   GradSink sink = slot_sink(parameter);
   sink.mode = GradSink::Mode::overwrite;
   for (const RowWriter& write : std::exchange(parameter.late, {})) {
-    write_rows(peers_.device(), parameter, sink, late.first, late.last, write);
+    write_rows(peers_.device(), parameter, sink, late, write);
     sink.mode = GradSink::Mode::add;
   }
   parameter.contributed = true;

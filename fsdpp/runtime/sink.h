@@ -21,6 +21,13 @@ struct GradSink {
   double scale = 1;  // alpha: other than 1 only where contribute() hands the sink out, to add
 };
 
+/// Rows [first, last) of a weight.
+struct Rows {
+  int64_t first = 0;
+  int64_t last = 0;
+  [[nodiscard]] bool empty() const noexcept { return first >= last; }
+};
+
 /// Writes rows [first, last) of a contribution into `sink`, whose view has these rows only, as its mode says.
 using RowWriter = std::function<void(const GradSink& sink, int64_t first, int64_t last)>;
 
@@ -57,9 +64,9 @@ class SinkOwner {
   virtual void report() = 0;
 
   /// Has `write` write the contribution, in pieces that together are all its rows, each once: some now, some
-  /// perhaps later in the same backward, onto what came from the peers. `write` keeps alive what it reads,
-  /// and nothing may change that before the backward ends. False: this backward must not be fused, nothing
-  /// was or will be written. Throws as open() does.
+  /// perhaps later in the same backward, onto what came from the peers, each as an operation of the compute
+  /// lane. `write` keeps alive what it reads, and nothing may change that before the backward ends. False:
+  /// this backward must not be fused, nothing was or will be written. Throws as open() does.
   [[nodiscard]] virtual bool contribute(const RowWriter& write);
 
   /// True when the weight [rows, dim] is exchanged by rows: a lookup then takes gather_rows() instead of

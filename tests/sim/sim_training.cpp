@@ -37,6 +37,8 @@ void train_rank(comm::PeerGroup& group, const SimConfig& config, std::unique_ptr
                                  {.strategy = config.strategy,
                                   .combine = config.ranks == 3 ? Combine::sum : Combine::mean,
                                   .row_exchange_bytes = config.rows ? 0 : -1,
+                                  .keep_gathered_bytes = config.late ? -1 : 0,
+                                  .late_group_elements = config.late ? 0 : -1,
                                   .fused = config.fused},
                                  std::move(lanes));
   device::Device& device = model->device();
@@ -82,6 +84,8 @@ std::vector<SimConfig> make_configs() {
         for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads_params})
           configs.push_back({ranks, strategy, microbatches, tied});
         configs.push_back({ranks, Strategy::optim_grads_params, microbatches, tied, /*rows=*/true});
+        configs.push_back(
+            {.ranks = ranks, .microbatches = microbatches, .tied = tied, .rows = tied, .late = true});
       }
       for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads_params})
         configs.push_back({ranks, strategy, microbatches, /*tied=*/false, /*rows=*/false, /*fused=*/false});
@@ -99,7 +103,8 @@ bool same_floats(const std::vector<float>& a, const std::vector<float>& b) {
 
 std::string SimConfig::name() const {
   return text("ranks", ranks, strategy == Strategy::no_shard ? "_replicated" : "_sharded", "_mb",
-              microbatches, tied ? "_tied" : "_untied", rows ? "_rows" : "", fused ? "" : "_unfused");
+              microbatches, tied ? "_tied" : "_untied", rows ? "_rows" : "", fused ? "" : "_unfused",
+              late ? "_late" : "");
 }
 
 IntegerModel model_of(const SimConfig& config) { return {.tied = config.tied}; }

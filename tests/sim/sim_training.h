@@ -21,6 +21,7 @@ struct SimConfig {
   bool rows = false;  // the embedding is exchanged by rows
   bool fused = true;  // else autograd brings the weight gradients
   int steps = 3;
+  bool late = false;  // own rows are added onto the peers' sum
 
   /// "ranks2-sharded-mb1-untied", unique among sim_configs().
   [[nodiscard]] std::string name() const;

@@ -80,17 +80,26 @@ class Linear : public torch::autograd::Function<Linear> {
 
   static at::Tensor weight_gradient(Device& device, runtime::SinkOwner* owner, const at::Tensor& input,
                                     at::IntArrayRef sizes, const at::Tensor& gradient) {
-    const Sink sink = sink_for(owner, sizes);
     const Numbers g(gradient);
     const Numbers x(input);
     const int64_t out = sizes[0];
     const int64_t in = sizes[1];
-    sink.fill(device, "weight gradient", {g.range(), x.range()}, [=](float* to) {
+    const auto add_rows = [=](float* to, float scale, int64_t first, int64_t last) {
       for (int64_t row = 0; row < g.count / out; ++row)
-        for (int64_t o = 0; o < out; ++o)
-          for (int64_t i = 0; i < in; ++i) to[o * in + i] += g.data[row * out + o] * x.data[row * in + i];
-    });
-    if (!sink.gradient.defined()) owner->report();
+        for (int64_t o = first; o < last; ++o)
+          for (int64_t i = 0; i < in; ++i)
+            to[(o - first) * in + i] += scale * g.data[row * out + o] * x.data[row * in + i];
+    };
+    const auto write = [=](const runtime::GradSink& given, int64_t first, int64_t last) {
+      const Numbers to(given.view);
+      const bool add = given.mode == runtime::GradSink::Mode::add;
+      for (int64_t i = 0; i < to.count; ++i)
+        to.data[i] = add ? static_cast<float>(given.kept) * to.data[i] : 0.0F;
+      add_rows(to.data, static_cast<float>(given.scale), first, last);
+    };
+    if (owner != nullptr && owner->contribute(write)) return {};
+    const Sink sink = sink_for(nullptr, sizes);
+    sink.fill(device, "weight gradient", {g.range(), x.range()}, [=](float* to) { add_rows(to, 1, 0, out); });
     return sink.gradient;
   }
 
