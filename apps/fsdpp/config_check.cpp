@@ -37,6 +37,14 @@ void check_train(const TrainConfig& t, int ranks) {
           ": expected at most as many; set train.warmup_steps, for example to ", t.steps / 10);
 }
 
+void check_sharding(const ShardingConfig& s) {
+  require(
+      s.wire_dtype == "fp32" || s.strategy == "optim_grads_params", "sharding.wire_dtype = \"", s.wire_dtype,
+      "\" with sharding.strategy = \"", s.strategy,
+      "\", whose gradients stay where they are added up: expected fp32; set sharding.wire_dtype to fp32, or "
+      "sharding.strategy to optim_grads_params");
+}
+
 void check_paths(const DataConfig& d) {
   require(!d.text.empty(),
           "data.text is not set: expected a text file, .gz or .dz file, or a folder of such; ",
@@ -70,6 +78,7 @@ void check_output(const char* key, const std::string& path) {
 void check_config(const Config& config, int ranks) {
   check_model(config.model);
   check_train(config.train, ranks);
+  check_sharding(config.sharding);
   check_paths(config.data);
   check_output("output.metrics", config.output.metrics);
   check_output("output.results", config.output.results);

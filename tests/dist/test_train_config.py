@@ -53,6 +53,10 @@ COMMAND_LINES = {
         ["--sharding.strategy", "zero"],
         ["--sharding.strategy", '"zero"', "one of optim_grads_params, no_shard"],
     ),
+    "a wire without a way": (
+        ["--sharding.strategy", "no_shard", "--sharding.wire_dtype", "bf16"],
+        ['sharding.wire_dtype = "bf16"', 'sharding.strategy = "no_shard"', "expected fp32"],
+    ),
     "heads": (["--model.heads", "3"], ["model.heads = 3", "model.dim = 32", "does not divide", "set model"]),
     "kv heads": (
         ["--model.heads", "4", "--model.kv_heads", "3"],

@@ -60,6 +60,8 @@ std::string reason(const Schedule& schedule, std::size_t index, const std::strin
   if (says("lane not rejoined")) return "no byte depends on it, only a recorded graph of the step does";
   if (lost.lane == LaneKind::host && lost.kind == OperationKind::wait_signal)
     return "the work of the host's signal is the barrier itself";
+  if (says("memory released too early") && says(" release weights "))
+    return "the use that is too late is the mark of a release: it touches no byte";
   if (says("which raises its own")) return "these lanes wait for numbers and do not compare counters";
   const bool updated = std::any_of(
       schedule.begin(), schedule.begin() + static_cast<std::ptrdiff_t>(index), [&](const Step& step) {
