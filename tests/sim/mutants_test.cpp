@@ -3,6 +3,8 @@
 // they report, it is counted how much really goes wrong.
 //
 //   FSDPP_SIM_MUTANTS=all    every one of them, instead of a sample
+//   FSDPP_SIM_MUTANTS=text   those whose description has that text, as "gather #119"
+//   FSDPP_SIM_SEEDS=n        seeds of each, 200 unless said
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +29,10 @@ using device::OperationKind;
 using device::SimOptions;
 using runtime::Strategy;
 
-constexpr uint64_t kSeeds = 200;
+uint64_t seeds() {
+  const char* const asked = std::getenv("FSDPP_SIM_SEEDS");
+  return asked != nullptr ? std::stoull(asked) : 200;
+}
 
 Schedule recorded(const SimConfig& config, SimOptions options) {
   const KeptMemory kept;
@@ -101,8 +106,8 @@ class SimMutants : public ::testing::TestWithParam<SimConfig> {
   void SetUp() override { at::set_num_threads(1); }
 
   // The first seed under which it goes wrong, as text.
-  std::string first_divergence(const Step& step, uint64_t seeds) {
-    for (uint64_t index = 0; index < seeds; ++index) {
+  std::string first_divergence(const Step& step, uint64_t count) {
+    for (uint64_t index = 0; index < count; ++index) {
       const std::string wrong = divergence(GetParam(), nth_seed(index), expected_, without(step));
       if (!wrong.empty()) return text("seed ", index, ": ", wrong);
     }
@@ -123,7 +128,10 @@ TEST_P(SimMutants, WhatIsRedundantChangesNothing) {
                 [](const Mutant& mutant) { return !mutant.drops || mutant.kind == "signal dropped"; });
   std::shuffle(mutants.begin(), mutants.end(), std::mt19937(1));  // NOLINT: the same sample every time
   const char* const asked = std::getenv("FSDPP_SIM_MUTANTS");
-  const bool all = asked != nullptr && std::string(asked) == "all";
+  const bool all = asked != nullptr;
+  if (all && std::string(asked) != "all")
+    std::erase_if(mutants,
+                  [&](const Mutant& mutant) { return mutant.what.find(asked) == std::string::npos; });
   const int most_redundant = all ? INT_MAX : 6;
   const int most_caught = all ? INT_MAX : 24;
   int redundant = 0;
@@ -139,7 +147,7 @@ TEST_P(SimMutants, WhatIsRedundantChangesNothing) {
     ++kind.all;
     if (found.empty() ? ++redundant > most_redundant : ++caught > most_caught) continue;
     ++kind.run;
-    const std::string wrong = first_divergence(step, kSeeds);
+    const std::string wrong = first_divergence(step, seeds());
     if (found.empty()) {
       EXPECT_EQ(wrong, "") << mutant.kind << ": " << mutant.what;
     }
@@ -152,7 +160,7 @@ TEST_P(SimMutants, WhatIsRedundantChangesNothing) {
     kind.reason = why;
   }
   std::cout << "sim: mutants of " << config.name() << ", " << schedule.size() << " operations, "
-            << mutants.size() << " mutants that leave out one, " << kSeeds << " seeds each\n";
+            << mutants.size() << " mutants that leave out one, " << seeds() << " seeds each\n";
   print("redundant", kinds[0]);
   print("caught", kinds[1]);
 }
