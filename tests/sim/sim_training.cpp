@@ -10,6 +10,7 @@
 #include "fsdpp/runtime/call.h"
 #include "fsdpp/runtime/fully_shard.h"
 #include "tests/support/deferred_model.h"
+#include "tests/support/deferred_ops.h"
 #include "tests/support/sim_ranks.h"
 
 namespace fsdpp::test {
@@ -42,6 +43,7 @@ void train_rank(comm::PeerGroup& group, const SimConfig& config, std::unique_ptr
                                   .fused = config.fused},
                                  std::move(lanes));
   device::Device& device = model->device();
+  static_cast<void>(take_weights_read(device));  // of an earlier one at the same address
   std::vector<at::Tensor> losses;
   const auto piece = [&](int step, int index) {
     at::Tensor loss = call(*net, device, integer_batch(shape, step, index * config.ranks + group.rank()));
@@ -64,6 +66,7 @@ void train_rank(comm::PeerGroup& group, const SimConfig& config, std::unique_ptr
   announce_results(*model);
   const auto rank = static_cast<std::size_t>(group.rank());
   for (const at::Tensor& loss : losses) outcome.losses[rank].push_back(*loss.const_data_ptr<float>());
+  outcome.read[rank] = take_weights_read(device);
   for (const at::Tensor& shard : model->shards()) {
     const auto* first = shard.const_data_ptr<float>();
     outcome.weights[rank].emplace_back(first, first + shard.numel());
@@ -73,7 +76,8 @@ void train_rank(comm::PeerGroup& group, const SimConfig& config, std::unique_ptr
 
 Trained empty_outcome(const SimConfig& config) {
   const auto ranks = static_cast<std::size_t>(config.ranks);
-  return {std::vector<std::vector<std::vector<float>>>(ranks), std::vector<std::vector<float>>(ranks)};
+  return {std::vector<std::vector<std::vector<float>>>(ranks), std::vector<std::vector<float>>(ranks),
+          std::vector<uint64_t>(ranks)};
 }
 
 std::vector<SimConfig> make_configs() {
@@ -123,7 +127,7 @@ const std::vector<SimConfig>& sim_configs() {
 
 bool same_bits(const Trained& a, const Trained& b) {
   for (std::size_t rank = 0; rank < a.weights.size(); ++rank) {
-    if (!same_floats(a.losses[rank], b.losses.at(rank))) return false;
+    if (!same_floats(a.losses[rank], b.losses.at(rank)) || a.read[rank] != b.read.at(rank)) return false;
     if (a.weights[rank].size() != b.weights.at(rank).size()) return false;
     for (std::size_t i = 0; i < a.weights[rank].size(); ++i)
       if (!same_floats(a.weights[rank][i], b.weights[rank][i])) return false;

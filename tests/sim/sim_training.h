@@ -37,6 +37,7 @@ struct SimConfig {
 struct Trained {
   std::vector<std::vector<std::vector<float>>> weights;  // per rank and parameter: the shard
   std::vector<std::vector<float>> losses;                // per rank: of each microbatch
+  std::vector<uint64_t> read;                            // per rank: see take_weights_read()
 };
 /// Bit for bit; a NaN equals nothing.
 [[nodiscard]] bool same_bits(const Trained& a, const Trained& b);

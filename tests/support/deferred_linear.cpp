@@ -1,3 +1,6 @@
+#include <bit>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -10,6 +13,24 @@ using device::Device;
 using device::LaneKind;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+// Per device; ranks on threads share the table.
+struct WeightsRead {
+  std::mutex mutex;
+  std::map<const Device*, uint64_t> numbers;
+};
+
+WeightsRead& weights_read() {
+  static WeightsRead all;
+  return all;
+}
+
+void note_read(const Device& device, const float* weights, int64_t count) {
+  const std::lock_guard lock(weights_read().mutex);
+  uint64_t& number = weights_read().numbers[&device];
+  for (int64_t i = 0; i < count; ++i)
+    number = (number ^ std::bit_cast<uint32_t>(weights[i])) * 1099511628211ULL;  // FNV-1a
+}
 
 class Linear : public torch::autograd::Function<Linear> {
  public:
@@ -34,7 +55,9 @@ class Linear : public torch::autograd::Function<Linear> {
       b = Place(*bias).data;
       reads.push_back(Place(*bias).range());
     }
-    device.run(LaneKind::compute, "linear", {std::move(reads), {y.range()}}, [=] {
+    device.run(LaneKind::compute, "linear", {std::move(reads), {y.range()}}, [=, &device] {
+      note_read(device, w.data, out * in);
+      if (b != nullptr) note_read(device, b, out);
       for (int64_t row = 0; row < x.count / in; ++row) {
         for (int64_t o = 0; o < out; ++o) {
           float sum = b == nullptr ? 0 : b[o];
@@ -115,6 +138,12 @@ class Linear : public torch::autograd::Function<Linear> {
 };
 
 }  // namespace
+
+uint64_t take_weights_read(const Device& device) {
+  const std::lock_guard lock(weights_read().mutex);
+  const auto found = weights_read().numbers.extract(&device);
+  return found.empty() ? 0 : found.mapped();
+}
 
 at::Tensor deferred_linear(Device& device, const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias) {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <utility>
 
 #include "fsdpp/device/device.h"
@@ -24,6 +25,11 @@ namespace fsdpp::test {
 /// sum(x * coefficients), a scalar.
 [[nodiscard]] at::Tensor deferred_dot(device::Device& device, const at::Tensor& x,
                                       const at::Tensor& coefficients);
+
+/// A number for the bits of all weights that deferred_linear() has read on `device`'s compute lane since the
+/// last call, in their order. (Activations are rounded: what a stale weight changes need not show in them.)
+/// The lane must have come to its end.
+[[nodiscard]] uint64_t take_weights_read(const device::Device& device);
 
 /// `count` floats as an access names them.
 [[nodiscard]] inline ByteRange floats(const float* begin, int64_t count) {
