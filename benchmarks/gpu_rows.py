@@ -108,7 +108,7 @@ _SHARDED = [
     _fsdp2("fsdp2-compiled", "--compile"),
     _fsdp2("fsdp2-expandable", environment=EXPANDABLE),
     _ours("ours-slots", *KEEP_ALL, "--late-elements", "-1", kind="ours", default=False),
-    *(_fsdp2(f"fsdp2-prefetch{depth}", "--prefetch", str(depth), default=False) for depth in (0, 1, 3)),
+    *(_fsdp2(f"fsdp2-prefetch{depth}", "--prefetch", str(depth), default=depth == 1) for depth in (0, 1, 3)),
 ]
 
 
