@@ -283,7 +283,10 @@ void Core::check_parameters(const UnitState& unit) const {
   }
 }
 
+// After a backward that raised, reduces may still read and write what is cleared here, this rank's and
+// peers'.
 void Core::zero_grad(bool set_to_none) {
+  if (torch::autograd::get_current_graph_task_id() == -1) backward->abandon();
   const at::NoGradGuard no_grad;
   for (const auto& parameter : parameters) {
     at::Tensor& gradient = parameter->shard.mutable_grad();

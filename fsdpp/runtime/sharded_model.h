@@ -80,7 +80,9 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// Names and sizes of the parameters behind shards(), in the same order.
   [[nodiscard]] std::vector<std::pair<std::string, std::vector<int64_t>>> parameters() const;
 
-  /// Clears the gradients of all shards, as torch::optim::Optimizer::zero_grad does.
+  /// Clears the gradients of all shards, as torch::optim::Optimizer::zero_grad does. After a backward that
+  /// raised it gives that up first, for which it waits for the peers to do so (here or in their next
+  /// forward).
   void zero_grad(bool set_to_none = true);
 
   /// Says that main weights were written (an optimizer step, a checkpoint): the next forward publishes them.

@@ -273,6 +273,8 @@ TEST_P(TrapWindows, ABackwardThatRaisesIsForgottenByZeroGrad) {
     const std::array ways = {Zeroing{true, false}, Zeroing{false, false}, Zeroing{true, true},
                              Zeroing{false, true}};
     for (std::size_t step = 0; step < ways.size(); ++step) {
+      // Its gradients lie where peers still read: only the model knows when that is over.
+      if (!sharded() && ways.at(step).foreign) continue;
       made.net->side_of = 1;
       const at::Tensor loss = small_loss(made.net->run(small_batch(kDim, group.rank(), 7)));
       made.net->side.register_hook([](const at::Tensor&) { throw std::runtime_error("half-way"); });
