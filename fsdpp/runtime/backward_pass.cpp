@@ -202,6 +202,8 @@ std::optional<GradSink> BackwardPass::open(Parameter& parameter) {
 }
 
 bool BackwardPass::contribute(Parameter& parameter, const RowWriter& write) {
+  require(!parameter.sizes.empty(), "parameter ", parameter.name,
+          " is a scalar: its gradient has no rows; take the sink from open()");
   if (!may_fuse(parameter)) return false;
   reducer_->contribute(parameter, write);
   return true;
@@ -233,19 +235,14 @@ void BackwardPass::accumulated(Parameter& parameter) {
     const at::NoGradGuard no_grad;
     require_not_reduced(parameter);
     const at::Tensor gradient = brought.is_sparse() ? brought.to_dense() : brought;
-    const GradSink sink = reducer_->open(parameter);
-    const ByteRange range{sink.view.const_data_ptr(), static_cast<std::size_t>(sink.view.nbytes())};
-    const bool add = sink.mode == GradSink::Mode::add;
-    device_.run(device::LaneKind::compute, "grad " + parameter.name,
-                {add ? std::vector<ByteRange>{range} : std::vector<ByteRange>{}, {range}},
-                [view = sink.view, gradient, add] {
-                  const at::NoGradGuard without;
-                  if (add) {
-                    view.add_(gradient);
-                  } else {
-                    view.copy_(gradient);
-                  }
-                });
+    run_writer(device_, "grad " + parameter.name, reducer_->open(parameter), {},
+               [gradient](const GradSink& sink, int64_t, int64_t) {
+                 if (sink.mode == GradSink::Mode::add) {
+                   sink.view.add_(gradient);
+                 } else {
+                   sink.view.copy_(gradient);
+                 }
+               });
     report(parameter);
     brought.reset();
   }

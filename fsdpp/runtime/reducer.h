@@ -53,7 +53,8 @@ class Reducer {
 
 /// Says that the compute lane writes `sink`, or adds to it.
 void announce_write(device::Device& device, const Parameter& parameter, const GradSink& sink);
-/// One operation of the compute lane: `write` writes `rows` into `sink`, whose view has these rows only.
+/// One operation of the compute lane: `write` writes `rows` into `sink`, whose view has these rows only, or
+/// (no rows) the whole.
 void run_writer(device::Device& device, const std::string& name, const GradSink& sink, Rows rows,
                 const RowWriter& write);
 /// The same into a `sink` that has all rows of `parameter`.

@@ -63,10 +63,11 @@ class SinkOwner {
   /// The contribution promised by open() is written.
   virtual void report() = 0;
 
-  /// Has `write` write the contribution, in pieces that together are all its rows, each once: some now, some
-  /// perhaps later in the same backward, onto what came from the peers, each as an operation of the compute
-  /// lane. `write` keeps alive what it reads, and nothing may change that before the backward ends. False:
-  /// this backward must not be fused, nothing was or will be written. Throws as open() does.
+  /// Has `write` write the contribution to a weight [rows, ...], in pieces that together are all its rows,
+  /// each once: some now, some perhaps later in the same backward, onto what came from the peers, each as an
+  /// operation of the compute lane. `write` keeps alive what it reads, and nothing may change that before the
+  /// backward ends. False: this backward must not be fused, nothing was or will be written. Throws as open()
+  /// does.
   [[nodiscard]] virtual bool contribute(const RowWriter& write);
 
   /// True when the weight [rows, dim] is exchanged by rows: a lookup then takes gather_rows() instead of

@@ -29,10 +29,7 @@ using device::OperationKind;
 using device::SimOptions;
 using runtime::Strategy;
 
-uint64_t seeds() {
-  const char* const asked = std::getenv("FSDPP_SIM_SEEDS");
-  return asked != nullptr ? std::stoull(asked) : 200;
-}
+uint64_t seeds() { return seeds_asked_for(200); }
 
 Schedule recorded(const SimConfig& config, SimOptions options) {
   const KeptMemory kept;

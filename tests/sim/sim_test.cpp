@@ -31,7 +31,7 @@ std::optional<std::string> from_environment(const char* name) {
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
-uint64_t seeds() { return std::stoull(from_environment("FSDPP_SIM_SEEDS").value_or(std::to_string(kSeeds))); }
+uint64_t seeds() { return seeds_asked_for(kSeeds); }
 
 std::string reproduction(const SimConfig& config, SimOptions options) {
   return text("FSDPP_SIM_SEED=", options.seed, " FSDPP_SIM_POLICY=", device::to_string(options.policy),

@@ -1,5 +1,6 @@
 #include "tests/sim/sim_training.h"
 
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -104,6 +105,11 @@ bool same_floats(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 }  // namespace
+
+uint64_t seeds_asked_for(uint64_t otherwise) {
+  const char* const asked = std::getenv("FSDPP_SIM_SEEDS");
+  return asked != nullptr ? std::stoull(asked) : otherwise;
+}
 
 std::string SimConfig::name() const {
   return text("ranks", ranks, strategy == Strategy::no_shard ? "_replicated" : "_sharded", "_mb",

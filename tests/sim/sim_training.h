@@ -27,6 +27,9 @@ struct SimConfig {
   [[nodiscard]] std::string name() const;
 };
 
+/// FSDPP_SIM_SEEDS, or `otherwise`.
+[[nodiscard]] uint64_t seeds_asked_for(uint64_t otherwise);
+
 /// Every configuration that the simulation runs.
 [[nodiscard]] const std::vector<SimConfig>& sim_configs();
 
