@@ -8,6 +8,7 @@
 
 #include "apps/fsdpp/config.h"
 #include "fsdpp/base/error.h"
+#include "fsdpp/runtime/options.h"
 
 namespace fsdpp::app {
 namespace {
@@ -39,10 +40,10 @@ void check_train(const TrainConfig& t, int ranks) {
 
 void check_sharding(const ShardingConfig& s) {
   require(
-      s.wire_dtype == "fp32" || s.strategy == "optim_grads_params", "sharding.wire_dtype = \"", s.wire_dtype,
-      "\" with sharding.strategy = \"", s.strategy,
+      s.wire_dtype == "fp32" || runtime::shards_gradients(runtime::strategy_from(s.strategy)),
+      "sharding.wire_dtype = \"", s.wire_dtype, "\" with sharding.strategy = \"", s.strategy,
       "\", whose gradients stay where they are added up: expected fp32; set sharding.wire_dtype to fp32, or "
-      "sharding.strategy to optim_grads_params");
+      "sharding.strategy to optim_grads or optim_grads_params");
 }
 
 void check_paths(const DataConfig& d) {

@@ -66,7 +66,8 @@ const std::array kEntries = {
     Entry{DATA(cache), {}, "folder of token files made from texts"},
     Entry{DATA(validation_fraction), above(0, 0.5), "part of the text that is kept for validation"},
 
-    Entry{SHARDING(strategy), choice({"optim_grads_params", "no_shard"}), "what is sharded over the ranks"},
+    Entry{SHARDING(strategy), choice({"optim_grads_params", "optim_grads", "optim", "no_shard"}),
+          "what is sharded over the ranks"},
     Entry{SHARDING(model_dtype), choice({"auto", "fp32", "bf16"}),
           "of the weights that the model computes with (main weights are fp32); auto: bf16 on GPUs, fp32 on "
           "CPUs"},

@@ -5,7 +5,7 @@
 namespace fsdpp::optim {
 
 /// Scales all gradients so that their global norm is at most `max_norm`, and returns the norm before, the
-/// same bits on every rank. Collective under optim_grads_params.
+/// same bits on every rank. Collective, but for no_shard.
 ///
 /// `norm_type`: 1, 2, any other p > 0, or infinity. Each parameter counts once, padding never. As in
 /// torch.nn.utils.clip_grad_norm_ the factor is max_norm / (norm + 1e-6), at most 1; a norm that is NaN or

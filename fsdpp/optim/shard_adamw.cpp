@@ -82,7 +82,7 @@ const float* ShardAdamW::clip(double max_norm, double norm_type, at::Tensor& nor
   device.run(LaneKind::compute, "norm", std::move(access), [=, tiles = norms_.tiles] {
     kernels->norm_part(table, count, tiles, norm_type, workspace, own);
   });
-  const bool sharded = model_.options().strategy != runtime::Strategy::no_shard;
+  const bool sharded = shards_optimizer(model_.options().strategy);
   if (sharded) model_.exchange_scalars(own, parts);
   const double* from = sharded ? parts : own;
   device.run(LaneKind::compute, "clip",

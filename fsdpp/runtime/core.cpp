@@ -56,7 +56,7 @@ Core::Core(comm::PeerGroup& peer_group, std::shared_ptr<torch::nn::Module> root_
       backward_order(structural_visits(backward_structure(units.size()))),
       evaluation_order(structural_visits(forward_structure(units.size()))) {
   const c10::InferenceMode normal(false);
-  const bool sharded = options.strategy != Strategy::no_shard;
+  const bool sharded = shards_optimizer(options.strategy);
   std::vector<std::string> names;
   for (UnitState& unit : units) {
     for (const auto& unit_group : unit.groups) {
@@ -85,8 +85,9 @@ Core::Core(comm::PeerGroup& peer_group, std::shared_ptr<torch::nn::Module> root_
   slots = std::make_unique<SlotMemory>(*peers, trainable, layout::ArenaPlan::build({}), ledger);
   slots->replan(first_slot_plan());
   const float scale = options.combine == Combine::mean ? 1.0F / static_cast<float>(group.ranks()) : 1.0F;
-  reducer = sharded ? make_shard_reducer(*peers, *slots, scale, options.late_group_elements, ledger)
-                    : make_replica_reducer(*peers, *slots, scale);
+  reducer = shards_gradients(options.strategy)
+                ? make_shard_reducer(*peers, *slots, scale, options.late_group_elements, ledger)
+                : make_window_reducer(*peers, *slots, scale, /*whole=*/!sharded);
   residency = std::make_unique<Residency>(
       *peers, *publisher,
       groups_by_unit(units, [&](const ParameterGroup& held) { return sharded && held.is_gathered(); }),
@@ -124,7 +125,7 @@ Core::~Core() {
     parameter->full.mutable_grad().reset();
   }
   for (ParameterGroup* held : groups) {
-    if (options.strategy != Strategy::no_shard) held->detach();
+    if (shards_optimizer(options.strategy)) held->detach();
   }
 }
 
@@ -137,7 +138,7 @@ std::vector<Sized> Core::unit_sizes() const {
       const bool comes_and_goes = unit_group->is_gathered() && unit_group->own_place == nullptr;
       if (comes_and_goes) bytes += round_up(unit_group->full_bytes(), kAlignment);
     }
-    sizes.push_back({unit.name, options.strategy == Strategy::no_shard ? 0 : bytes});
+    sizes.push_back({unit.name, shards_parameters(options.strategy) ? bytes : 0});
   }
   return sizes;
 }
@@ -145,14 +146,15 @@ std::vector<Sized> Core::unit_sizes() const {
 // Groups whose full weights stay. The units that a step keeps longest in any case come first.
 std::vector<ParameterGroup*> Core::choose_kept() const {
   std::vector<ParameterGroup*> kept;
-  if (options.strategy == Strategy::no_shard) return kept;
+  if (!shards_optimizer(options.strategy)) return kept;
+  const bool all = !shards_parameters(options.strategy) || options.keep_gathered_bytes < 0;
   int64_t left = options.keep_gathered_bytes;
   for (const int index : backward_structure(units.size())) {
     const UnitState& unit = units[static_cast<std::size_t>(index)];
     int64_t bytes = 0;
     for (const auto& unit_group : unit.groups)
       bytes += unit_group->is_gathered() ? unit_group->full_bytes() : 0;
-    if (options.keep_gathered_bytes >= 0 && bytes > left) continue;
+    if (!all && bytes > left) continue;
     left -= bytes;
     for (const auto& unit_group : unit.groups) {
       if (unit_group->is_gathered()) kept.push_back(unit_group.get());
@@ -176,11 +178,11 @@ layout::ArenaPlan Core::weight_plan() const {
 }
 
 // Before a backward was seen: units one after another from the last to the first, the root's slot open all
-// along. Under no_shard the slots are the gradients: all live at once.
+// along. Where slots are a window's accumulators, all live at once.
 layout::ArenaPlan Core::first_slot_plan() const {
   std::vector<SlotUse> uses;
   for (int slot = slots->slots() - 1; slot >= 0; --slot) {
-    const bool all_along = options.strategy == Strategy::no_shard || slots->group(slot).unit == 0;
+    const bool all_along = !shards_gradients(options.strategy) || slots->group(slot).unit == 0;
     uses.push_back({slot, all_along ? 0 : static_cast<int>(uses.size())});
   }
   return plan_slots(slot_sizes(), uses);

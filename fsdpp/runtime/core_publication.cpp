@@ -51,7 +51,7 @@ bool Core::must_publish() const {
 
 // What this rank knows of the last backward: order of completion, and how slots were used.
 Core::Seen Core::last_backward() const {
-  if (options.strategy == Strategy::no_shard || !backward_seen_) return {};
+  if (!backward_seen_) return {};
   Seen seen{backward->completed(), {reducer->uses().begin(), reducer->uses().end()}, 1469598103934665603ULL};
   const auto mix = [&](uint64_t value) {
     seen.hash = (seen.hash ^ (value + 1)) * 1099511628211ULL;
@@ -73,6 +73,7 @@ void Core::adopt(const Seen& seen) {
   }
   const bool same_order = order == backward->reduce_order();
   backward->set_reduce_order(order);
+  if (!shards_gradients(options.strategy)) return;
   if (!same_order) return;  // the uses were recorded under another order: plan after the next backward
   if (static_cast<int>(seen.uses.size()) != slots->slots()) return;
   layout::ArenaPlan plan = plan_slots(slot_sizes(), seen.uses);
@@ -94,7 +95,7 @@ void Core::publish(const std::function<void()>& update) {
   backward_seen_ = false;
   residency->renew();
   // Every peer has come here, so all pulls of the last backward are over.
-  if (options.strategy != Strategy::no_shard && !backward->active()) slots->retire_all();
+  if (shards_gradients(options.strategy) && !backward->active()) slots->retire_all();
   const bool agreed = told_.hash != 0 && std::all_of(votes.begin(), votes.end(),
                                                      [&](uint64_t vote) { return vote == told_.hash; });
   if (agreed) adopt(told_);

@@ -122,9 +122,10 @@ void check_wire(const runtime::Options& options, comm::PeerGroup& group) {
   require(wire == at::kFloat || wire == at::kBFloat16, "wire_dtype is ", c10::toString(wire),
           "; expected Float or BFloat16");
   if (wire == at::kFloat) return;
-  require(options.strategy == runtime::Strategy::optim_grads_params, "wire_dtype BFloat16 with strategy ",
+  require(runtime::shards_gradients(options.strategy), "wire_dtype BFloat16 with strategy ",
           runtime::to_string(options.strategy),
-          ": its gradients stay where they are accumulated, in fp32; use Float, or optim_grads_params");
+          ": its gradients stay where they are accumulated, in fp32; use Float, or optim_grads or "
+          "optim_grads_params");
   require(group.lanes().collectives() == nullptr, "wire_dtype BFloat16 over ", group.lanes().describe(),
           ": these add in bf16 on the way; use Float where GPUs do not address each other's memory");
 }
@@ -198,7 +199,7 @@ std::shared_ptr<runtime::ShardedModel> fully_shard(comm::PeerGroup& group,
   walk.visit(*root, "", 0);
   if (device == nullptr) device = std::make_unique<device::HostDevice>();
   check_wire(options, group);
-  const bool rows = options.strategy != runtime::Strategy::no_shard && options.fused &&
+  const bool rows = runtime::shards_gradients(options.strategy) && options.fused &&
                     group.lanes().collectives() == nullptr && group.ranks() <= device::kMaxRowRanks;
   const Target target{device->gpu() < 0 ? at::Device(at::kCPU)
                                         : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device->gpu())),

@@ -44,7 +44,7 @@ class LateRows {
     std::vector<RowWriter> writers;
     at::Tensor view;      // [rows, ...] of the gradient shard
     at::Tensor gradient;  // the shard's, which shows it
-    uint32_t version;     // of that, when it was due
+    int64_t version;      // of that, when it was due
     bool added;           // the peers' sum was added to the gradient, scaled; else it lies there as pulled
     device::Event reduced;
   };

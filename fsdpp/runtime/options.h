@@ -2,17 +2,37 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <array>
 #include <optional>
 #include <string>
 
 namespace fsdpp::runtime {
 
-/// What is sharded, and with that what is communicated when.
+/// What is sharded, and with that what is communicated when. The stages are those of ZeRO (Rajbhandari et al.
+/// 2020).
 enum class Strategy {
   no_shard,            // everything whole on each rank; all-reduce of gradients at the window's last backward
-  optim_grads_params,  // ZeRO-3 (Rajbhandari et al. 2020): weights gathered in forward and backward,
-                       // gradients reduced every backward, optimizer state on shards
+  optim,               // ZeRO-1: optimizer state and main weights in shards; gradients whole until they are
+                       // reduced at the window's last backward; weights gathered once per publication
+  optim_grads,         // ZeRO-2: gradients reduced into shards every backward
+  optim_grads_params,  // ZeRO-3: weights gathered in forward and backward too
 };
+
+inline constexpr std::array kStrategies = {Strategy::no_shard, Strategy::optim, Strategy::optim_grads,
+                                           Strategy::optim_grads_params};
+
+/// Main weights and optimizer state lie in shards, and peers read published weights.
+[[nodiscard]] constexpr bool shards_optimizer(Strategy strategy) noexcept {
+  return strategy != Strategy::no_shard;
+}
+/// Every backward reduces gradients into shards; else only a window's last one reduces.
+[[nodiscard]] constexpr bool shards_gradients(Strategy strategy) noexcept {
+  return strategy == Strategy::optim_grads || strategy == Strategy::optim_grads_params;
+}
+/// Full weights come and go; else they stay where they are.
+[[nodiscard]] constexpr bool shards_parameters(Strategy strategy) noexcept {
+  return strategy == Strategy::optim_grads_params;
+}
 
 /// What the reduce makes of the ranks' gradients.
 enum class Combine {
@@ -30,12 +50,13 @@ struct Options {
   /// the strategy shards weights and ranks address each other's memory; negative: never.
   int64_t row_exchange_bytes = int64_t{64} << 20;
   /// Of gradients on their way to their owners, fp32 or bf16; the ranks' are summed in fp32 either way. bf16
-  /// halves slots and traffic, and rounds what each rank contributes to others' shards. Under
-  /// optim_grads_params, where ranks address each other's memory.
+  /// halves slots and traffic, and rounds what each rank contributes to others' shards. Where every backward
+  /// reduces, so that no slot carries a window's sum, and ranks address each other's memory.
   c10::ScalarType wire_dtype = c10::ScalarType::Float;
-  /// Full weights with memory of their own, where they stay: gathered once per publication, not in each
-  /// forward and backward (as under FSDP2's reshard_after_forward=False), and this rank's shard is published
-  /// in place. Units of up to so many bytes in all, the root and the last ones first; negative: every unit.
+  /// Under optim_grads_params, full weights with memory of their own, where they stay: gathered once per
+  /// publication, not in each forward and backward (as under FSDP2's reshard_after_forward=False), and this
+  /// rank's shard is published in place. Units of up to so many bytes in all, the root and the last ones
+  /// first; negative: every unit.
   int64_t keep_gathered_bytes = 0;
   /// In groups of at least so many elements, rows of a weight's gradient that belong to this rank do not go
   /// through the slot, unless they are few: their GEMM runs one unit later and adds onto what came from the

@@ -38,16 +38,18 @@ void point_parameter(const Parameter& parameter, const c10::Storage& storage, in
 void make_shards(ParameterGroup& group, Strategy strategy, int rank) {
   auto* base = reinterpret_cast<float*>(group.main->data());
   for (const auto& parameter : group.parameters) {
-    if (strategy == Strategy::no_shard) {
+    if (shards_optimizer(strategy)) {
+      parameter->shard = at::empty({0}, fp32_at(group.place));
+    } else {
       parameter->shard = tensor_over(group.main, base + group.layout->parameter_offset(parameter->index),
                                      parameter->sizes, fp32_at(group.place));
-    } else {
-      parameter->shard = at::empty({0}, fp32_at(group.place));
     }
   }
-  if (strategy != Strategy::no_shard) {
+  if (shards_optimizer(strategy)) {
     for (const layout::Segment& segment : group.layout->segments(rank)) {
-      group.parameters[static_cast<std::size_t>(segment.parameter)]->shard =
+      Parameter& parameter = *group.parameters[static_cast<std::size_t>(segment.parameter)];
+      parameter.shard_offset = segment.shard_offset;
+      parameter.shard =
           tensor_over(group.main, base + segment.shard_offset, {segment.count}, fp32_at(group.place));
     }
   }
@@ -56,12 +58,11 @@ void make_shards(ParameterGroup& group, Strategy strategy, int rank) {
 
 void copy_main_weights(ParameterGroup& group, Strategy strategy, int rank) {
   auto* base = reinterpret_cast<float*>(group.main->data());
-  const int64_t held =
-      group.layout->shard_numel() * (strategy == Strategy::no_shard ? group.layout->ranks() : 1);
+  const int64_t held = group.layout->shard_numel() * (shards_optimizer(strategy) ? 1 : group.layout->ranks());
   at::from_blob(base, {held}, fp32_at(group.place)).fill_(std::numeric_limits<double>::quiet_NaN());
   for (int r = 0; r < group.layout->ranks(); ++r) {
-    if (strategy != Strategy::no_shard && r != rank) continue;
-    const int64_t start = strategy == Strategy::no_shard ? r * group.layout->shard_numel() : 0;
+    if (shards_optimizer(strategy) && r != rank) continue;
+    const int64_t start = shards_optimizer(strategy) ? 0 : r * group.layout->shard_numel();
     for (const layout::Segment& segment : group.layout->segments(r)) {
       copy_elements(group.parameters[static_cast<std::size_t>(segment.parameter)]->full,
                     segment.parameter_offset, segment.count, base + start + segment.shard_offset,
@@ -116,7 +117,7 @@ void take_over(ParameterGroup& group, Strategy strategy, int rank, device::Devic
                const std::shared_ptr<device::Ledger>& ledger) {
   const c10::InferenceMode normal(false);  // tensors made in inference mode could never be trained
   const at::NoGradGuard no_grad;
-  const bool whole = strategy == Strategy::no_shard;
+  const bool whole = !shards_optimizer(strategy);
   const int64_t held = whole ? group.layout->full_numel() : group.layout->shard_numel();
   group.main = std::make_shared<device::Memory>(
       device.allocate(static_cast<std::size_t>(held * kFp32Bytes), "main weights", ledger));

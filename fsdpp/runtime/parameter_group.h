@@ -47,13 +47,13 @@ struct ParameterGroup {
   std::shared_ptr<device::ForbiddenRange> forbidden;
   std::shared_ptr<device::Memory> main;     // fp32 main weights: the shard, or the whole under no_shard
   std::shared_ptr<device::Memory> weights;  // no_shard only: the whole model weights; may be `main` itself
-  std::optional<buffer::ShardedBuffer> published;  // optim_grads_params: the ranks' published shards
-  /// optim_grads_params: where the full weights stay (full_bytes()), this rank's part being what it
-  /// publishes; null: they come and go.
+  std::optional<buffer::ShardedBuffer> published;  // but for no_shard: the ranks' published shards
+  /// Where the full weights stay (full_bytes()), this rank's part being what it publishes; null: they come
+  /// and go.
   std::byte* own_place = nullptr;
   Use use = Use::whole;
   RowExchange* rows = nullptr;  // unless `use` is whole
-  at::Tensor gradient;          // optim_grads_params: fp32 gradient shard, kept over steps
+  at::Tensor gradient;          // shards_gradients(): fp32 gradient shard, kept over steps
 
   [[nodiscard]] bool is_gathered() const noexcept { return use != Use::rows; }
   [[nodiscard]] int64_t element_bytes() const noexcept { return layout->element_bytes(); }

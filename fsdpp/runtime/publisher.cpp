@@ -21,7 +21,7 @@ Publisher::Publisher(Peers& peers, std::vector<ParameterGroup*> groups,
                      std::shared_ptr<device::Ledger> ledger)
     : peers_(peers), groups_(std::move(groups)), strategy_(strategy), ledger_(std::move(ledger)) {
   for (auto& epochs : awaited_) epochs.resize(groups_.size());
-  if (strategy_ == Strategy::no_shard) return;
+  if (!shards_optimizer(strategy_)) return;
   const auto stays = [&](const ParameterGroup* group) {
     return std::find(kept.begin(), kept.end(), group) != kept.end();
   };
@@ -80,7 +80,7 @@ std::vector<uint64_t> Publisher::publish(uint64_t vote, const std::function<void
   published_ = device.record(LaneKind::gather);
   // Without a gather to wait for, the compute lane reads here what the transform wrote; and no lane is left
   // behind at the end of a step.
-  if (update || strategy_ == Strategy::no_shard) device.wait(LaneKind::compute, published_);
+  if (update || !shards_optimizer(strategy_)) device.wait(LaneKind::compute, published_);
   return votes;
 }
 
@@ -88,18 +88,18 @@ std::vector<uint64_t> Publisher::publish(uint64_t vote, const std::function<void
 // lane.
 void Publisher::announce_update(const ParameterGroup& group) {
   device::Access access{{}, {{group.main->data(), group.main->bytes()}}};
-  if (group.gradient.defined()) {
-    access.reads.push_back(
-        {group.gradient.const_data_ptr(), static_cast<std::size_t>(group.gradient.nbytes())});
+  for (const auto& parameter : group.parameters) {
+    const at::Tensor& gradient = parameter->shard.grad();
+    if (gradient.defined()) access.reads.push_back({gradient.const_data_ptr(), gradient.nbytes()});
   }
   peers_.device().announce(LaneKind::compute, "update " + group.name, std::move(access));
 }
 
 void Publisher::transform(ParameterGroup& group) {
-  std::byte* target = strategy_ == Strategy::no_shard ? group.weights->data() : group.published->local();
+  const bool sharded = shards_optimizer(strategy_);
+  std::byte* target = sharded ? group.published->local() : group.weights->data();
   if (target == group.main->data()) return;  // the model reads the main weights themselves
-  const int64_t count =
-      strategy_ == Strategy::no_shard ? group.layout->full_numel() : group.layout->shard_numel();
+  const int64_t count = sharded ? group.layout->shard_numel() : group.layout->full_numel();
   const auto* source = reinterpret_cast<const float*>(group.main->data());
   device::Access access{{{source, static_cast<std::size_t>(count) * sizeof(float)}},
                         {{target, static_cast<std::size_t>(count * group.element_bytes())}}};

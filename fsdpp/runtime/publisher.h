@@ -13,7 +13,7 @@
 
 namespace fsdpp::runtime {
 
-/// Makes main weights readable: for peers as published shards (optim_grads_params), for the model as its own
+/// Makes main weights readable: for peers as published shards (unless all is whole), for the model as its own
 /// dtype.
 ///
 /// Peers read only published weights, never memory that an optimizer or a user can write: an optimizer step

@@ -41,15 +41,17 @@ class Reducer {
   [[nodiscard]] virtual int64_t spills() const noexcept = 0;
 };
 
-/// optim_grads_params: contributions to planned slots; each backward ends with reduces into gradient shards.
-/// `late_elements`: Options::late_group_elements.
+/// Where gradients are sharded: contributions to planned slots; each backward ends with reduces into gradient
+/// shards. `late_elements`: Options::late_group_elements.
 [[nodiscard]] std::unique_ptr<Reducer> make_shard_reducer(Peers& peers, SlotMemory& slots, float scale,
                                                           int64_t late_elements,
                                                           std::shared_ptr<device::Ledger> ledger);
 
-/// no_shard: the slots are the shards' gradients; the window's last backward ends with an all-reduce in
-/// place.
-[[nodiscard]] std::unique_ptr<Reducer> make_replica_reducer(Peers& peers, SlotMemory& slots, float scale);
+/// Where they are not: slots are the window's accumulators, and its last backward ends with a reduce in
+/// place. `whole`: with an all-reduce, and slots are the shards' gradients (no_shard); else those are this
+/// rank's parts of the slots (optim).
+[[nodiscard]] std::unique_ptr<Reducer> make_window_reducer(Peers& peers, SlotMemory& slots, float scale,
+                                                           bool whole);
 
 /// Says that the compute lane writes `sink`, or adds to it.
 void announce_write(device::Device& device, const Parameter& parameter, const GradSink& sink);

@@ -17,7 +17,7 @@ namespace fsdpp::runtime {
 /// and owners add those they own, per row in rank order. No rank ever holds the whole table or its whole
 /// gradient.
 ///
-/// Of a group with one parameter [rows, dim] under optim_grads_params, whose ranks address each other's
+/// Of a group with one parameter [rows, dim] whose gradient is sharded and whose ranks address each other's
 /// memory.
 class RowExchange {
  public:

@@ -181,7 +181,7 @@ std::vector<at::Tensor> ShardedModel::full_gradients() {
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> whole(core_->parameters.size());
-  const bool replicated = core_->options.strategy == Strategy::no_shard;
+  const bool replicated = !shards_optimizer(core_->options.strategy);
   core_->device->wait(LaneKind::host, core_->device->record(LaneKind::compute));
   for (const ParameterGroup* group : core_->groups) {
     if (!group->trainable) continue;
@@ -224,7 +224,7 @@ void ShardedModel::load_weights(const std::vector<at::Tensor>& weights) {
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const Parameter& parameter = *core_->parameters[i];
     const ParameterGroup& group = *parameter.group;
-    if (core_->options.strategy == Strategy::no_shard) {
+    if (!shards_optimizer(core_->options.strategy)) {
       parameter.shard.detach().copy_(weights[i]);
       continue;
     }

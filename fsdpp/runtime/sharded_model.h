@@ -49,7 +49,8 @@ struct UnitSpec {
   Use use = Use::whole;
 };
 
-/// While it lives, backwards are (or are not) the window's last: under no_shard only the last is reduced.
+/// While it lives, backwards are (or are not) the window's last: where gradients are not sharded (no_shard,
+/// optim) only the last is reduced.
 class MicrobatchScope {
  public:
   MicrobatchScope(std::shared_ptr<Core> core, bool last);
@@ -74,7 +75,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   ShardedModel& operator=(const ShardedModel&) = delete;
 
   /// This rank's fp32 main weights, one leaf per distinct parameter, in registration order: 1-d pieces
-  /// (possibly empty) under optim_grads_params, whole parameters under no_shard. Their grad() is the reduced
+  /// (possibly empty), whole parameters under no_shard. Their grad() is the reduced
   /// gradient.
   [[nodiscard]] std::vector<at::Tensor> shards() const;
   /// Names and sizes of the parameters behind shards(), in the same order.

@@ -102,6 +102,10 @@ at::Tensor SlotMemory::gradient(int slot, const Parameter& parameter) const {
   return gradient_view(memory_, data(slot), parameter);
 }
 
+at::Tensor SlotMemory::over(float* data, at::IntArrayRef sizes) const {
+  return tensor_over(memory_, data, sizes, at::TensorOptions(groups_.front()->place).dtype(at::kFloat));
+}
+
 at::Tensor gradient_view(std::shared_ptr<void> owner, std::byte* base, const Parameter& parameter) {
   const ParameterGroup& group = *parameter.group;
   const auto element = static_cast<int64_t>(c10::elementSize(group.wire));

@@ -44,6 +44,8 @@ class SlotMemory {
   [[nodiscard]] ByteRange range(int slot) const;
   /// View of `parameter`'s range in its slot; keeps the memory alive.
   [[nodiscard]] at::Tensor gradient(int slot, const Parameter& parameter) const;
+  /// fp32 tensor of `sizes` at `data`, which lies in this rank's slots; keeps the memory alive.
+  [[nodiscard]] at::Tensor over(float* data, at::IntArrayRef sizes) const;
   /// The ranks' slots as one buffer: partial, or (own regions summed) shard.
   [[nodiscard]] buffer::ShardedBuffer buffer(int slot, layout::Placement placement) const;
 

@@ -99,12 +99,10 @@ struct Reference {
 
 class AdamWReference : public testing::TestWithParam<std::tuple<int, Strategy>> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, AdamWReference,
-                         testing::Combine(testing::Values(1, 4),
-                                          testing::Values(Strategy::no_shard, Strategy::optim_grads_params)),
+                         testing::Combine(testing::Values(1, 4), testing::ValuesIn(runtime::kStrategies)),
                          [](const auto& info) {
-                           return text("Ranks", std::get<0>(info.param),
-                                       std::get<1>(info.param) == Strategy::no_shard ? "_NoShard"
-                                                                                     : "_OptimGradsParams");
+                           return text("Ranks", std::get<0>(info.param), "_",
+                                       runtime::to_string(std::get<1>(info.param)));
                          });
 
 TEST_P(AdamWReference, TenStepsFollowTheDocumentedUpdate) {
@@ -119,8 +117,7 @@ TEST_P(AdamWReference, TenStepsFollowTheDocumentedUpdate) {
     int64_t empty = 0;
     for (const auto& shard : model->shards()) empty += shard.numel() == 0 ? 1 : 0;
     const double empty_shards = group.sum(std::array{static_cast<double>(empty)})[0];
-    EXPECT_EQ(empty_shards > 0, ranks > 1 && strategy == Strategy::optim_grads_params)
-        << "empty shards are tested";
+    EXPECT_EQ(empty_shards > 0, ranks > 1 && shards_optimizer(strategy)) << "empty shards are tested";
     const double factor = 2.0 * (group.rank() + 1) / (ranks + 1);  // mean over ranks: 1
     for (int step = 0; step < kSteps; ++step) {
       call(*module, step, factor).backward();

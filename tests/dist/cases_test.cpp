@@ -140,7 +140,7 @@ TEST_P(Cases, Case14AUnitOfFusedWeightsAloneIsReducedOncePerSynchronisation) {
       EXPECT_EQ(recorder.count(OperationKind::run, "grad "), 0U)
           << "nothing went through autograd's gradient";
     }
-    const std::size_t expected = sharded() ? 3 : 1;
+    const std::size_t expected = reduces_every_backward() ? 3 : 1;
     for (const char* unit : {"ready root", "ready block0", "ready block1"}) {
       EXPECT_EQ(recorder.count(OperationKind::signal, unit), expected) << unit;
     }

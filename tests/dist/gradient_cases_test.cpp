@@ -66,7 +66,7 @@ using Case = std::tuple<Strategy, bool>;  // and fused
 
 std::string case_name(const testing::TestParamInfo<Case>& info) {
   const auto [strategy, fused] = info.param;
-  return text(strategy == Strategy::no_shard ? "NoShard" : "OptimGradsParams", fused ? "_Fused" : "_Unfused");
+  return text(runtime::to_string(strategy), fused ? "_Fused" : "_Unfused");
 }
 
 class GradientCases : public testing::TestWithParam<Case> {
@@ -127,12 +127,12 @@ TEST(GradientWire, WhatCannotTravelInBf16SaysSo) {
     });
   };
   refused({.strategy = Strategy::no_shard, .wire_dtype = at::kBFloat16});
+  refused({.strategy = Strategy::optim, .wire_dtype = at::kBFloat16});
   refused({.wire_dtype = at::kHalf});
 }
 
 INSTANTIATE_TEST_SUITE_P(Small, GradientCases,
-                         testing::Combine(testing::Values(Strategy::no_shard, Strategy::optim_grads_params),
-                                          testing::Bool()),
+                         testing::Combine(testing::ValuesIn(runtime::kStrategies), testing::Bool()),
                          case_name);
 
 TEST_P(GradientCases, Bf16MicrobatchesAddInFp32) {  // 256 + 1 is 256 in bf16

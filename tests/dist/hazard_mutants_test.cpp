@@ -107,15 +107,15 @@ TEST_P(HazardMutants, EveryFaultIsCaughtUnlessItChangesNothing) {
   tally.print();
 }
 
-INSTANTIATE_TEST_SUITE_P(Schedules, HazardMutants,
-                         ::testing::Values(std::tuple(Strategy::no_shard, 2, 3),
-                                           std::tuple(Strategy::no_shard, 3, 2),
-                                           std::tuple(Strategy::optim_grads_params, 2, 3),
-                                           std::tuple(Strategy::optim_grads_params, 3, 2)),
-                         [](const auto& info) {
-                           return text(runtime::to_string(std::get<0>(info.param)), "_on_",
-                                       std::get<1>(info.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Schedules, HazardMutants,
+    ::testing::Values(std::tuple(Strategy::no_shard, 2, 3), std::tuple(Strategy::no_shard, 3, 2),
+                      std::tuple(Strategy::optim, 2, 3), std::tuple(Strategy::optim_grads, 2, 3),
+                      std::tuple(Strategy::optim_grads_params, 2, 3),
+                      std::tuple(Strategy::optim_grads_params, 3, 2)),
+    [](const auto& info) {
+      return text(runtime::to_string(std::get<0>(info.param)), "_on_", std::get<1>(info.param));
+    });
 
 }  // namespace
 }  // namespace fsdpp::test

@@ -84,14 +84,12 @@ using Parameters = std::tuple<Strategy, bool>;
 
 std::string name_of(const testing::TestParamInfo<Parameters>& info) {
   const auto [strategy, tied] = info.param;
-  return text(strategy == Strategy::no_shard ? "NoShard" : "OptimGradsParams", tied ? "_Tied" : "_Untied");
+  return text(runtime::to_string(strategy), tied ? "_Tied" : "_Untied");
 }
 
 class LlamaTraining : public testing::TestWithParam<Parameters> {};
 INSTANTIATE_TEST_SUITE_P(Fp32, LlamaTraining,
-                         testing::Combine(testing::Values(Strategy::no_shard, Strategy::optim_grads_params),
-                                          testing::Bool()),
-                         name_of);
+                         testing::Combine(testing::ValuesIn(runtime::kStrategies), testing::Bool()), name_of);
 
 TEST_P(LlamaTraining, FourRanksFollowOne) {
   const auto [strategy, tied] = GetParam();

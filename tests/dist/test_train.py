@@ -117,6 +117,8 @@ def test_any_number_of_ranks_gives_the_same_losses(trained, ranks):
     [
         {"train__microbatches": 2},
         {"sharding__strategy": "no_shard"},
+        {"sharding__strategy": "optim", "train__microbatches": 2},
+        {"sharding__strategy": "optim_grads", "train__microbatches": 2},
         {"sharding__fused": False},
         {"model__tied": False},
     ],

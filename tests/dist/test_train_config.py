@@ -51,7 +51,7 @@ COMMAND_LINES = {
     "not true or false": (["--model.tied", "yes"], ["--model.tied", '"yes"', "true or false"]),
     "no such strategy": (
         ["--sharding.strategy", "zero"],
-        ["--sharding.strategy", '"zero"', "one of optim_grads_params, no_shard"],
+        ["--sharding.strategy", '"zero"', "one of optim_grads_params, optim_grads, optim, no_shard"],
     ),
     "a wire without a way": (
         ["--sharding.strategy", "no_shard", "--sharding.wire_dtype", "bf16"],

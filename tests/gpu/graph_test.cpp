@@ -59,9 +59,9 @@ std::vector<at::Tensor> train(comm::PeerGroup& group, runtime::Strategy strategy
 const RegisterGpuBody graph("graph", [](comm::PeerGroup& group) {
   device::use_compute_stream(group.rank());
   bool right = true;
-  for (const auto strategy : {runtime::Strategy::no_shard, runtime::Strategy::optim_grads_params}) {
+  for (const runtime::Strategy strategy : runtime::kStrategies) {
     for (const bool rows : {false, true}) {
-      if (rows && strategy == runtime::Strategy::no_shard) continue;
+      if (rows && !shards_gradients(strategy)) continue;
       const std::vector<at::Tensor> eager = train(group, strategy, rows, false);
       const std::vector<at::Tensor> replayed = train(group, strategy, rows, true);
       for (std::size_t i = 0; i < eager.size(); ++i) {

@@ -49,14 +49,15 @@ std::string name_of(const Configuration& c) {
 
 std::vector<Configuration> configurations() {
   std::vector<Configuration> all;
-  for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads_params}) {
+  for (const Strategy strategy : runtime::kStrategies) {
     for (const int microbatches : {1, 3}) {
       for (const bool tied : {false, true}) {
         for (const bool fused : {false, true}) {
           for (const bool bf16 : {false, true}) {
             all.push_back({strategy, microbatches, tied, fused, bf16});
-            if (!fused || strategy == Strategy::no_shard) continue;
+            if (!fused || !shards_gradients(strategy)) continue;
             all.push_back({strategy, microbatches, tied, fused, bf16, true});
+            if (!shards_parameters(strategy)) continue;
             all.push_back({strategy, microbatches, tied, fused, bf16, true, true, true});
             all.push_back({strategy, microbatches, tied, fused, bf16, false, false, true});
             all.push_back({strategy, microbatches, tied, fused, bf16, false, false, false, true});
@@ -209,17 +210,19 @@ bool train_with_delays(comm::PeerGroup& group, const Configuration& c) {
 }
 
 // Fused, bf16; each as a body of its own.
-const std::array<std::pair<const char*, Configuration>, 4> kDelayed = {{
+const std::array<std::pair<const char*, Configuration>, 5> kDelayed = {{
     {"delays_no_shard", {Strategy::no_shard, 1, false, true, true}},
+    {"delays_optim", {Strategy::optim, 3, false, true, true}},
     {"delays_slots", {Strategy::optim_grads_params, 1, false, true, true}},
     {"delays_rows", {Strategy::optim_grads_params, 1, false, true, true, true}},
     {"delays_late", {Strategy::optim_grads_params, 1, false, true, true, true, true, true}},
 }};
-const std::array<RegisterGpuBody, 4> delays = {{
+const std::array<RegisterGpuBody, 5> delays = {{
     {kDelayed[0].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[0].second); }},
     {kDelayed[1].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[1].second); }},
     {kDelayed[2].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[2].second); }},
     {kDelayed[3].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[3].second); }},
+    {kDelayed[4].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[4].second); }},
 }};
 
 class GpuDelays : public testing::TestWithParam<int> {};
@@ -229,7 +232,7 @@ TEST_P(GpuDelays, EachOperationInTurnIsHeldUpAndTheBitsStayTheSame) {
   std::cout << run_on_gpus(kDelayed.at(static_cast<std::size_t>(GetParam())).first, 2);
 }
 
-INSTANTIATE_TEST_SUITE_P(Bodies, GpuDelays, testing::Range(0, 4), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(Bodies, GpuDelays, testing::Range(0, 5), [](const auto& info) {
   return std::string(kDelayed.at(static_cast<std::size_t>(info.param)).first);
 });
 

@@ -151,7 +151,7 @@ def test_the_same_command_gives_the_same_bits(text, tmp_path):
     assert again.figures["sample"] == other.figures["sample"]
 
 
-@pytest.mark.parametrize("extra", [{"train__microbatches": 2}, {"sharding__strategy": "no_shard"}, {"model__tied": False},
+@pytest.mark.parametrize("extra", [{"train__microbatches": 2}, {"sharding__strategy": "no_shard"}, {"sharding__strategy": "optim", "train__microbatches": 2}, {"model__tied": False},
                                    {"sharding__fused": False}], ids=lambda extra: next(iter(extra)))
 def test_variants_begin_the_same(text, tmp_path, extra):
     need(2)

@@ -164,6 +164,7 @@ TEST_P(SimMutants, WhatIsRedundantChangesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(Schedules, SimMutants,
                          ::testing::Values(SimConfig{.strategy = Strategy::no_shard},
+                                           SimConfig{.strategy = Strategy::optim},
                                            SimConfig{.strategy = Strategy::optim_grads_params},
                                            SimConfig{.tied = true, .rows = true}, SimConfig{.late = true},
                                            SimConfig{.ranks = 3, .microbatches = 2, .steps = 2}),

@@ -86,13 +86,13 @@ std::vector<SimConfig> make_configs() {
   for (const int ranks : {2, 3}) {
     for (const int microbatches : {1, 2}) {
       for (const bool tied : {false, true}) {
-        for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads_params})
+        for (const Strategy strategy : runtime::kStrategies)
           configs.push_back({ranks, strategy, microbatches, tied});
         configs.push_back({ranks, Strategy::optim_grads_params, microbatches, tied, /*rows=*/true});
         configs.push_back(
             {.ranks = ranks, .microbatches = microbatches, .tied = tied, .rows = tied, .late = true});
       }
-      for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads_params})
+      for (const Strategy strategy : runtime::kStrategies)
         configs.push_back({ranks, strategy, microbatches, /*tied=*/false, /*rows=*/false, /*fused=*/false});
     }
   }
@@ -112,9 +112,8 @@ uint64_t seeds_asked_for(uint64_t otherwise) {
 }
 
 std::string SimConfig::name() const {
-  return text("ranks", ranks, strategy == Strategy::no_shard ? "_replicated" : "_sharded", "_mb",
-              microbatches, tied ? "_tied" : "_untied", rows ? "_rows" : "", fused ? "" : "_unfused",
-              late ? "_late" : "");
+  return text("ranks", ranks, "_", runtime::to_string(strategy), "_mb", microbatches,
+              tied ? "_tied" : "_untied", rows ? "_rows" : "", fused ? "" : "_unfused", late ? "_late" : "");
 }
 
 IntegerModel model_of(const SimConfig& config) { return {.tied = config.tied}; }

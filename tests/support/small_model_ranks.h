@@ -38,7 +38,8 @@ class OnRanks : public ::testing::TestWithParam<Ranks> {
  public:
   static Strategy strategy() { return GetParam().strategy; }
   static int ranks() { return GetParam().count; }
-  static bool sharded() { return strategy() == Strategy::optim_grads_params; }
+  static bool sharded() { return shards_optimizer(strategy()); }
+  static bool reduces_every_backward() { return shards_gradients(strategy()); }
   /// Sums, since a mean over three ranks is not exact.
   static Options options() {
     return {.strategy = strategy(), .combine = Combine::sum, .late_group_elements = GetParam().late ? 0 : -1};
@@ -53,8 +54,7 @@ inline std::string parameters_name(const ::testing::TestParamInfo<Ranks>& info) 
 inline auto all_ranks() {
   std::vector<Ranks> all;
   for (const int count : {1, 2, 3, 4}) {
-    all.push_back({Strategy::no_shard, count, false});
-    all.push_back({Strategy::optim_grads_params, count, false});
+    for (const Strategy strategy : runtime::kStrategies) all.push_back({strategy, count, false});
     if (count > 1) all.push_back({Strategy::optim_grads_params, count, true});
   }
   return ::testing::ValuesIn(all);

@@ -1,0 +1,182 @@
+#include <ATen/ops/empty.h>
+
+#include <utility>
+#include <vector>
+
+#include "fsdpp/base/error.h"
+#include "fsdpp/runtime/partial_gradients.h"
+#include "fsdpp/runtime/reducer.h"
+
+namespace fsdpp::runtime {
+namespace {
+
+using device::LaneKind;
+
+class WindowReducer final : public Reducer {
+ public:
+  WindowReducer(Peers& peers, SlotMemory& slots, float scale, bool whole)
+      : peers_(peers),
+        slots_(slots),
+        scale_(scale),
+        whole_(whole),
+        partial_(whole),
+        states_(static_cast<std::size_t>(slots.slots())) {}
+
+  GradSink open(Parameter& parameter) override;
+  void contribute(Parameter& parameter, const RowWriter& write) override {
+    write_rows(peers_.device(), parameter, open(parameter), {0, parameter.sizes[0]}, write);
+    parameter.contributed = true;
+  }
+
+  [[nodiscard]] bool reduces_every_backward() const noexcept override { return false; }
+
+  void begin() override { reduced_.clear(); }
+  void forget() override {  // what was accumulated shows in the gradients and stays
+    for (int slot = 0; slot < slots_.slots(); ++slot)
+      for (const auto& parameter : slots_.group(slot).parameters) partial_.drop_refused(*parameter);
+  }
+
+  void reduce(ParameterGroup& group) override;
+  void finish() override;
+
+  [[nodiscard]] std::span<const SlotUse> uses() const noexcept override { return reduced_; }
+  [[nodiscard]] int64_t spills() const noexcept override { return 0; }
+
+ private:
+  struct State {
+    bool open = false;
+    uint32_t sequence = 0;      // of the last reduce
+    bool pulls_awaited = true;  // the compute lane goes on after everybody's pull of it
+  };
+
+  State& state(int slot) { return states_[static_cast<std::size_t>(slot)]; }
+  void open_slot(int slot);
+  void await_pulls(int slot);
+  [[nodiscard]] at::Tensor shown(int slot, const Parameter& parameter) const;
+  [[nodiscard]] float* own_region(int slot) const;
+  std::vector<buffer::ReduceTarget> targets(int slot) const;
+  void gather_regions();
+
+  Peers& peers_;
+  SlotMemory& slots_;
+  float scale_;
+  bool whole_;
+  PartialGradients partial_;
+  std::vector<State> states_;
+  std::vector<SlotUse> reduced_;
+};
+
+// Peers have read what the slot held, and gradients of the last window that lie in it move out: it may be
+// written.
+void WindowReducer::open_slot(int slot) {
+  State& opened = state(slot);
+  opened.open = true;
+  slots_.move(slot, device::State::open);
+  await_pulls(slot);
+  for (const auto& parameter : slots_.group(slot).parameters) {
+    parameter->contributed = false;
+    partial_.move_out(*parameter);
+  }
+  slots_.begin_life(slot);
+}
+
+void WindowReducer::await_pulls(int slot) {
+  State& current = state(slot);
+  if (std::exchange(current.pulls_awaited, true)) return;
+  const ParameterGroup& group = slots_.group(slot);
+  peers_.wait_all(LaneKind::compute, "pulled " + group.name, Channel::pulled(group.id), current.sequence);
+}
+
+float* WindowReducer::own_region(int slot) const {
+  return reinterpret_cast<float*>(slots_.data(slot)) +
+         peers_.rank() * slots_.group(slot).layout->shard_numel();
+}
+
+// What `.grad` of the parameter's shard is while its gradient lies in the slot.
+at::Tensor WindowReducer::shown(int slot, const Parameter& parameter) const {
+  if (whole_) return slots_.gradient(slot, parameter);
+  return slots_.over(own_region(slot) + parameter.shard_offset, {parameter.shard.numel()});
+}
+
+GradSink WindowReducer::open(Parameter& parameter) {
+  const at::NoGradGuard no_grad;
+  const int slot = slots_.slot_of(*parameter.group);
+  if (!state(slot).open) open_slot(slot);
+  parameter.contributed = partial_.holds(parameter);
+  if (!parameter.contributed) partial_.open(parameter, shown(slot, parameter));
+  return {slots_.gradient(slot, parameter),
+          parameter.contributed ? GradSink::Mode::add : GradSink::Mode::overwrite};
+}
+
+// This rank's region of its own slot: the sum is made in place.
+std::vector<buffer::ReduceTarget> WindowReducer::targets(int slot) const {
+  std::vector<buffer::ReduceTarget> result;
+  for (const layout::Segment& segment : slots_.group(slot).layout->segments(peers_.rank()))
+    result.push_back({segment, own_region(slot) + segment.shard_offset, false});
+  return result;
+}
+
+void WindowReducer::reduce(ParameterGroup& group) {
+  const at::NoGradGuard no_grad;
+  const int slot = slots_.slot_of(group);
+  State& current = state(slot);
+  bool any = false;
+  if (!current.open) open_slot(slot);
+  const uint32_t sequence = ++current.sequence;
+  for (const auto& parameter : group.parameters) {
+    parameter->contributed = partial_.holds(*parameter);
+    any = any || parameter->contributed;
+  }
+  if (any || !peers_.tells_contributions()) zero_missing(peers_.device(), group, slots_.data(slot));
+  for (const auto& parameter : group.parameters) {
+    if (!parameter->contributed) partial_.open(*parameter, shown(slot, *parameter));
+  }
+  slots_.move(slot, device::State::reducing);
+  peers_.set_contributed(group.id, sequence, any);
+  peers_.device().wait(LaneKind::reduce, peers_.device().record(LaneKind::compute));
+  peers_.signal(LaneKind::reduce, "ready " + group.name, Channel::ready(group.id), sequence);
+  peers_.wait_all(LaneKind::reduce, "ready " + group.name, Channel::ready(group.id), sequence);
+  buffer::reduce(peers_.route(LaneKind::reduce), slots_.buffer(slot, layout::Placement::partial),
+                 targets(slot), peers_.contributors(group.id, sequence), scale_);
+  const bool over = !whole_;
+  peers_.signal(LaneKind::reduce, (over ? "pulled " : "reduced ") + group.name,
+                over ? Channel::pulled(group.id) : Channel::reduced(group.id), sequence);
+  current.pulls_awaited = false;
+  reduced_.push_back({slot, static_cast<int>(reduced_.size())});
+}
+
+// Every rank has summed its own region; the others' regions are pulled into place. The slot is the user's
+// gradient from here on, so nobody may still read it when this returns.
+void WindowReducer::gather_regions() {
+  for (const SlotUse& use : reduced_) {
+    const ParameterGroup& group = slots_.group(use.slot);
+    const uint32_t sequence = state(use.slot).sequence;
+    peers_.wait_all(LaneKind::reduce, "reduced " + group.name, Channel::reduced(group.id), sequence);
+    buffer::gather(peers_.route(LaneKind::reduce), slots_.buffer(use.slot, layout::Placement::shard),
+                   slots_.data(use.slot));
+    peers_.signal(LaneKind::reduce, "pulled " + group.name, Channel::pulled(group.id), sequence);
+  }
+}
+
+void WindowReducer::finish() {
+  const at::NoGradGuard no_grad;
+  if (whole_) gather_regions();
+  peers_.device().wait(LaneKind::compute, peers_.device().record(LaneKind::reduce));
+  for (const SlotUse& use : reduced_) {
+    if (whole_) await_pulls(use.slot);
+    for (const auto& parameter : slots_.group(use.slot).parameters) {
+      partial_.close(*parameter);
+      parameter->contributed = false;
+    }
+    state(use.slot).open = false;
+    slots_.move(use.slot, device::State::closed);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Reducer> make_window_reducer(Peers& peers, SlotMemory& slots, float scale, bool whole) {
+  return std::make_unique<WindowReducer>(peers, slots, scale, whole);
+}
+
+}  // namespace fsdpp::runtime
