@@ -47,6 +47,8 @@ struct ShardingConfig {
   std::string strategy = "optim_grads_params";
   std::string model_dtype = "auto";
   std::string wire_dtype = "fp32";
+  int64_t replicas = 1;
+  bool optimizer_over_replicas = false;
   int64_t keep_gathered_mib = 0;
   bool fused = true;
   double timeout_s = 60;

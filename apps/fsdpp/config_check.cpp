@@ -38,7 +38,16 @@ void check_train(const TrainConfig& t, int ranks) {
           ": expected at most as many; set train.warmup_steps, for example to ", t.steps / 10);
 }
 
-void check_sharding(const ShardingConfig& s) {
+void check_sharding(const ShardingConfig& s, int ranks) {
+  require(ranks % s.replicas == 0, "sharding.replicas = ", s.replicas, " with ", ranks,
+          " ranks: expected a divisor of the number of ranks; set sharding.replicas to 1");
+  require(!s.optimizer_over_replicas || s.replicas > 1,
+          "sharding.optimizer_over_replicas = true with sharding.replicas = 1: there are no replicas; set "
+          "sharding.replicas to 2 or more, or leave it out");
+  require(!s.optimizer_over_replicas || runtime::shards_optimizer(runtime::strategy_from(s.strategy)),
+          "sharding.optimizer_over_replicas = true with sharding.strategy = \"", s.strategy,
+          "\", which shards no optimizer state: set sharding.strategy to optim, optim_grads or "
+          "optim_grads_params");
   require(
       s.wire_dtype == "fp32" || runtime::shards_gradients(runtime::strategy_from(s.strategy)),
       "sharding.wire_dtype = \"", s.wire_dtype, "\" with sharding.strategy = \"", s.strategy,
@@ -79,7 +88,7 @@ void check_output(const char* key, const std::string& path) {
 void check_config(const Config& config, int ranks) {
   check_model(config.model);
   check_train(config.train, ranks);
-  check_sharding(config.sharding);
+  check_sharding(config.sharding, ranks);
   check_paths(config.data);
   check_output("output.metrics", config.output.metrics);
   check_output("output.results", config.output.results);

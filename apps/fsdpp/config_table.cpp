@@ -68,6 +68,12 @@ const std::array kEntries = {
 
     Entry{SHARDING(strategy), choice({"optim_grads_params", "optim_grads", "optim", "no_shard"}),
           "what is sharded over the ranks"},
+    Entry{SHARDING(replicas), from(1, kMany),
+          "groups of neighbouring ranks that each shard everything among themselves (a hybrid mesh); 1: all "
+          "ranks shard together"},
+    Entry{SHARDING(optimizer_over_replicas),
+          {},
+          "optimizer state and main weights are sharded over replicas too"},
     Entry{SHARDING(model_dtype), choice({"auto", "fp32", "bf16"}),
           "of the weights that the model computes with (main weights are fp32); auto: bf16 on GPUs, fp32 on "
           "CPUs"},

@@ -44,11 +44,27 @@ runtime::Options options_of(const ShardingConfig& s, at::Device place) {
   runtime::Options options{.strategy = runtime::strategy_from(s.strategy),
                            .wire_dtype = s.wire_dtype == "bf16" ? at::kBFloat16 : at::kFloat,
                            .keep_gathered_bytes = s.keep_gathered_mib < 0 ? -1 : s.keep_gathered_mib << 20,
+                           .shard_optimizer_over_replicas = s.optimizer_over_replicas,
                            .fused = s.fused};
   // The model is made in fp32, which are the main weights: rounding them is all that bf16 changes.
   if (s.model_dtype == "bf16" || (s.model_dtype == "auto" && place.is_cuda()))
     options.model_dtype = at::kBFloat16;
   return options;
+}
+
+/// Null: all ranks shard together.
+std::unique_ptr<comm::MeshGroup> mesh_of(const ShardingConfig& s, comm::PeerGroup& group) {
+  if (s.replicas == 1) return nullptr;
+  return std::make_unique<comm::MeshGroup>(group,
+                                           comm::hybrid_mesh(group.ranks(), static_cast<int>(s.replicas)));
+}
+
+std::shared_ptr<runtime::ShardedModel> shard(comm::PeerGroup& group, comm::MeshGroup* mesh,
+                                             const std::shared_ptr<nn::Llama>& model,
+                                             const runtime::Options& options,
+                                             std::unique_ptr<device::Device> lanes) {
+  if (mesh != nullptr) return fully_shard(*mesh, model, model->units(), options, std::move(lanes));
+  return fully_shard(group, model, model->units(), options, std::move(lanes));
 }
 
 /// `tokens` where the model lies. On the way to a GPU they are copied to pinned memory, from where they go
@@ -69,8 +85,8 @@ Trainer::Trainer(const Config& config, comm::PeerGroup& group, const data::Split
       place_(place_of(lanes.get())),
       model_(
           std::make_shared<nn::Llama>(llama_config(config.model), static_cast<uint64_t>(config.train.seed))),
-      sharded_(
-          fully_shard(group, model_, model_->units(), options_of(config.sharding, place_), std::move(lanes))),
+      mesh_(mesh_of(config.sharding, group)),
+      sharded_(shard(group, mesh_.get(), model_, options_of(config.sharding, place_), std::move(lanes))),
       optimizer_(std::make_unique<optim::AdamW>(*sharded_, adamw_options(config.train))) {}
 
 StepResult Trainer::step(int64_t step) {

@@ -57,6 +57,7 @@ class Trainer {
   data::Sampler validation_;
   at::Device place_;  // where the model lies
   std::shared_ptr<nn::Llama> model_;
+  std::unique_ptr<comm::MeshGroup> mesh_;  // null: all ranks shard together
   std::shared_ptr<runtime::ShardedModel> sharded_;
   std::unique_ptr<optim::AdamW> optimizer_;
 };

@@ -57,6 +57,7 @@ class NcclLanes final : public LaneTransport, private Collectives {
   std::unique_ptr<LaneSignals> signals(std::vector<std::string>, const std::string&) override {
     return std::make_unique<NoSignals>();
   }
+  std::unique_ptr<LaneTransport> for_part(PeerGroup& part) override { return make_nccl_lanes(part, gpu_); }
   Collectives* collectives() noexcept override { return this; }
   [[nodiscard]] std::string describe() const override {
     return "NCCL collectives (GPUs that cannot address each other, or as asked for)";

@@ -76,6 +76,9 @@ class CudaPeerLanes final : public LaneTransport {
     return make_cuda_board(group_, gpu_, std::move(pads), std::move(names), lost_exit_code_);
   }
 
+  std::unique_ptr<LaneTransport> for_part(PeerGroup& part) override {
+    return make_cuda_peer_lanes(part, gpu_, lost_exit_code_);
+  }
   [[nodiscard]] std::string describe() const override {
     return "GPU peers (symmetric memory, copy-engine pulls)";
   }

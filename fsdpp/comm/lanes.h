@@ -10,6 +10,8 @@
 
 namespace fsdpp::comm {
 
+class PeerGroup;
+
 /// Counters that a rank's lanes raise and its peers' lanes wait for. Called inside a lane's operation.
 ///
 /// A channel counts 1, 2, 3, ... and never skips. A wait is only for a number that the waiting rank's own
@@ -51,6 +53,12 @@ class LaneTransport {
   /// Collective: a board with one channel per name.
   [[nodiscard]] virtual std::unique_ptr<LaneSignals> signals(std::vector<std::string> names,
                                                              const std::string& purpose) = 0;
+  /// Collective: lanes of the same kind for a part of the group (PeerGroup::part); null: the part's own will
+  /// do.
+  [[nodiscard]] virtual std::unique_ptr<LaneTransport> for_part(PeerGroup& part) {
+    static_cast<void>(part);
+    return nullptr;
+  }
   /// Not null: bytes go through these instead of through peers' memory, and signals are not needed.
   [[nodiscard]] virtual Collectives* collectives() noexcept { return nullptr; }
   [[nodiscard]] virtual std::string describe() const = 0;  // "shared memory", "NVLink peers", "NCCL"

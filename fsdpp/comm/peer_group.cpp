@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "fsdpp/base/error.h"
+#include "fsdpp/comm/part.h"
 
 namespace fsdpp::comm {
 namespace {
@@ -39,6 +40,21 @@ class HostLanes final : public LaneTransport {
 };
 
 }  // namespace
+
+std::unique_ptr<PeerGroup> PeerGroup::part(const std::vector<int>& members, const std::string& name) {
+  auto group = std::make_unique<PeerGroup>(std::make_unique<PartBackend>(*backend_, members), name, timeout_);
+  group->members_ = members;
+  if (auto lanes = lanes_->for_part(*group)) group->set_lanes(std::move(lanes));
+  return group;
+}
+
+std::shared_ptr<PeerMemory> PeerGroup::view(std::shared_ptr<PeerMemory> whole) const {
+  return members_.empty() ? whole : part_of(std::move(whole), members_);
+}
+
+int PeerGroup::rank_in_whole(int rank) const noexcept {
+  return members_.empty() ? rank : members_[static_cast<std::size_t>(rank)];
+}
 
 PeerGroup::PeerGroup(std::unique_ptr<PeerBackend> backend, std::string name,
                      std::chrono::milliseconds timeout)

@@ -27,6 +27,17 @@ class PeerGroup {
 
   [[nodiscard]] int rank() const noexcept;
   [[nodiscard]] int ranks() const noexcept;
+  /// The rank that `rank` of this group has in the group that it is a part of; itself in a whole one.
+  [[nodiscard]] int rank_in_whole(int rank) const noexcept;
+
+  /// Collective: a group of some of the ranks, `members` in increasing order, this one among them. Every rank
+  /// of this group makes a part with as many members, and each is in one. Parts do everything a group does;
+  /// their allocations are collective over the whole group, with equal sizes in all parts. Must not outlive
+  /// this group. Throws UsageError for members that are not such.
+  [[nodiscard]] std::unique_ptr<PeerGroup> part(const std::vector<int>& members, const std::string& name);
+  /// What a part of `whole` sees of memory that all of `whole` has allocated.
+  [[nodiscard]] std::shared_ptr<PeerMemory> view(std::shared_ptr<PeerMemory> whole) const;
+
   [[nodiscard]] const std::string& name() const noexcept;
   [[nodiscard]] std::chrono::milliseconds timeout() const noexcept;
   [[nodiscard]] std::string describe() const;  // the backend's
@@ -61,6 +72,7 @@ class PeerGroup {
 
  private:
   std::unique_ptr<PeerBackend> backend_;
+  std::vector<int> members_;  // of a part: ranks in the whole; empty: it is a whole one
   std::string name_;
   std::chrono::milliseconds timeout_;
   std::unique_ptr<SignalBoard> board_;

@@ -101,12 +101,14 @@ void check_segments(const ShardLayout& layout) {
 
 }  // namespace
 
-ShardLayout ShardLayout::flat(std::vector<Shape> parameters, int64_t element_bytes, int ranks) {
+ShardLayout ShardLayout::flat(std::vector<Shape> parameters, int64_t element_bytes, int ranks, int parts) {
   require(element_bytes == 1 || element_bytes == 2 || element_bytes == 4 || element_bytes == 8,
           "element_bytes is ", element_bytes,
           "; expected 1, 2, 4 or 8: pass the size of the parameters' dtype");
   require(ranks >= 1, "ranks is ", ranks,
           "; expected 1 or more: pass the number of ranks that share the unit");
+  require(parts >= 1 && parts <= std::numeric_limits<int>::max() / ranks, "parts is ", parts,
+          "; expected 1 or more, and ranks * parts within int");
   const int64_t block = kAlignment / element_bytes;  // elements
 
   ShardLayout layout;
@@ -126,11 +128,11 @@ ShardLayout ShardLayout::flat(std::vector<Shape> parameters, int64_t element_byt
             "sizes");
     blocks += own;
   }
-  const int64_t shard_blocks = divide_up(blocks, ranks);
-  require(shard_blocks <= kMaxBlocks / ranks, "ranks is ", ranks,
+  const int64_t part_blocks = divide_up(blocks, int64_t{ranks} * parts);
+  require(part_blocks <= kMaxBlocks / ranks / parts, "ranks is ", ranks,
           "; expected shards that together take less than ", "2^63 bytes: padded to equal shards, ", blocks,
           " blocks of ", kAlignment, " bytes do not fit");
-  layout.shard_numel_ = shard_blocks * block;
+  layout.shard_numel_ = part_blocks * parts * block;
   layout.segments_ = cut(order, layout.offsets_, layout.numels_, layout.shard_numel_, ranks);
   const int64_t owned = std::accumulate(layout.numels_.begin(), layout.numels_.end(), int64_t{0});
   layout.padding_numel_ = layout.full_numel() - owned;

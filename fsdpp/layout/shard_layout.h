@@ -25,8 +25,11 @@ class ShardLayout {
   /// Lays parameters end to end, big first (ties in list order), each starting 256-byte aligned, and cuts the
   /// whole evenly at 256-byte boundaries, also inside a row: one wide row does not cost `ranks` times its
   /// memory. `element_bytes`: 1, 2, 4 or 8. `ranks`: at least 1. Parameters without elements get no segment.
+  /// Shards are padded so that each can be cut into `parts` (at least 1) by the same rule: the layout over
+  /// ranks * parts ranks has the same places in the full buffer.
   /// Throws UsageError, naming the value, for illegal input or a total beyond int64 bytes.
-  [[nodiscard]] static ShardLayout flat(std::vector<Shape> parameters, int64_t element_bytes, int ranks);
+  [[nodiscard]] static ShardLayout flat(std::vector<Shape> parameters, int64_t element_bytes, int ranks,
+                                        int parts = 1);
 
   [[nodiscard]] int ranks() const noexcept;
   [[nodiscard]] int64_t element_bytes() const noexcept;

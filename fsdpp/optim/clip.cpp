@@ -52,7 +52,7 @@ double clip_grad_norm(runtime::ShardedModel& model, double max_norm, double norm
     if (shard.grad().defined() && shard.grad().numel() > 0) gradients.push_back(shard.grad());
   }
   std::vector<double> parts = {local_part(gradients, norm_type)};
-  if (shards_optimizer(model.options().strategy)) parts = model.group().exchange(parts);
+  if (shards_optimizer(model.options().strategy)) parts = model.owners().exchange(parts);
   const double norm = combine(parts, norm_type);
   const double factor = max_norm / (norm + 1e-6);
   if (!(factor >= 1)) {

@@ -64,7 +64,7 @@ const float* ShardAdamW::clip(double max_norm, double norm_type, at::Tensor& nor
     access.reads.push_back(bytes_at(gradient, shard.count * kFloat));
   }
   send(norms_, std::move(runs), "table of gradients");
-  const int ranks = model_.group().ranks();
+  const int ranks = model_.owners().ranks();
   const at::TensorOptions place = shards_.front().shard.options().requires_grad(false);
   if (!scratch_.defined()) {
     scratch_ = at::empty({device::kNormWorkspace + ranks + 2}, place.dtype(at::kDouble));

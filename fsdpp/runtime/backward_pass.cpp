@@ -113,7 +113,7 @@ void BackwardPass::begin_if_needed() {
   std::fill(reached_.begin(), reached_.end(), false);
   std::fill(group_reduced_.begin(), group_reduced_.end(), false);
   order_.begin();
-  reducer_->begin();
+  reducer_->begin(last_);
   expect_from_graph();
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
     if (const auto self = weak.lock(); self && !self->closed_) self->finish();

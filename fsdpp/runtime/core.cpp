@@ -44,9 +44,9 @@ std::vector<std::vector<ParameterGroup*>> groups_by_unit(const std::vector<UnitS
 
 }  // namespace
 
-Core::Core(comm::PeerGroup& peer_group, std::shared_ptr<torch::nn::Module> root_module,
+Core::Core(RankGroups rank_groups, std::shared_ptr<torch::nn::Module> root_module,
            std::vector<UnitState> unit_list, Options given, std::unique_ptr<device::Device> lanes)
-    : group(peer_group),
+    : ranks(rank_groups),
       root(std::move(root_module)),
       units(std::move(unit_list)),
       options(given),
@@ -57,37 +57,24 @@ Core::Core(comm::PeerGroup& peer_group, std::shared_ptr<torch::nn::Module> root_
       evaluation_order(structural_visits(forward_structure(units.size()))) {
   const c10::InferenceMode normal(false);
   const bool sharded = shards_optimizer(options.strategy);
-  std::vector<std::string> names;
   for (UnitState& unit : units) {
     for (const auto& unit_group : unit.groups) {
       unit_group->id = static_cast<int>(groups.size());
       groups.push_back(unit_group.get());
-      names.push_back(unit_group->name);
-      take_over(*unit_group, options.strategy, group.rank(), *device, ledger);
+      take_over(*unit_group, options.strategy, *device, ledger);
     }
   }
-  peers = std::make_unique<Peers>(group, *device, names);
-  publisher = std::make_unique<Publisher>(*peers, groups, choose_kept(), options.strategy, ledger);
+  make_peers();
+  publisher =
+      std::make_unique<Publisher>(*peers, options.shard_optimizer_over_replicas ? replicas.get() : nullptr,
+                                  ranks.whole, groups, choose_kept(), options.strategy, ledger);
   for (ParameterGroup* candidate : groups) {
     if (candidate->use == Use::whole) continue;
-    row_exchanges.push_back(std::make_unique<RowExchange>(*peers, *publisher, *candidate, ledger));
+    row_exchanges.push_back(
+        std::make_unique<RowExchange>(*peers, everyone(), *publisher, *candidate, ledger));
     candidate->rows = row_exchanges.back().get();
   }
-  std::vector<ParameterGroup*> trainable;  // with a gradient as a whole
-  for (ParameterGroup* candidate : groups) {
-    if (candidate->trainable && candidate->is_gathered()) trainable.push_back(candidate);
-  }
-  int64_t largest = 0;  // shard in a reduce
-  for (const ParameterGroup* candidate : trainable) {
-    largest = std::max(largest, candidate->slot_bytes() / group.ranks());
-  }
-  peers->prepare_staging(largest, ledger);
-  slots = std::make_unique<SlotMemory>(*peers, trainable, layout::ArenaPlan::build({}), ledger);
-  slots->replan(first_slot_plan());
-  const float scale = options.combine == Combine::mean ? 1.0F / static_cast<float>(group.ranks()) : 1.0F;
-  reducer = shards_gradients(options.strategy)
-                ? make_shard_reducer(*peers, *slots, scale, options.late_group_elements, ledger)
-                : make_window_reducer(*peers, *slots, scale, /*whole=*/!sharded);
+  make_gradients();
   residency = std::make_unique<Residency>(
       *peers, *publisher,
       groups_by_unit(units, [&](const ParameterGroup& held) { return sharded && held.is_gathered(); }),
@@ -112,7 +99,50 @@ Core::Core(comm::PeerGroup& peer_group, std::shared_ptr<torch::nn::Module> root_
     for (UnitState& unit : units) unit.passes.complete_backward();
   });
   backward->watch();
-  if (!sharded) broadcast_from_first();
+  if (!sharded) {
+    broadcast_from_first(everyone());
+  } else if (replicas && !options.shard_optimizer_over_replicas) {
+    broadcast_from_first(*replicas);
+  }
+}
+
+void Core::make_peers() {
+  constexpr int kChannels = 1 << 24;  // of one Peers in traces
+  std::vector<std::string> names;
+  for (const ParameterGroup* held : groups) names.push_back(held->name);
+  peers = std::make_unique<Peers>(ranks.shard, *device, names);
+  if (ranks.replicate == nullptr) return;
+  replicas = std::make_unique<Peers>(*ranks.replicate, *device, names, kChannels);
+  whole = std::make_unique<Peers>(ranks.whole, *device, std::vector<std::string>{}, 2 * kChannels);
+}
+
+// Slots, and what a backward makes of them.
+void Core::make_gradients() {
+  std::vector<ParameterGroup*> trainable;
+  std::vector<ParameterGroup*> in_slots;  // with a gradient as a whole
+  for (ParameterGroup* candidate : groups) {
+    if (!candidate->trainable) continue;
+    trainable.push_back(candidate);
+    if (candidate->is_gathered()) in_slots.push_back(candidate);
+  }
+  int64_t largest = 0;  // shard in a reduce
+  for (const ParameterGroup* candidate : in_slots) {
+    largest = std::max(largest, candidate->slot_bytes() / peers->ranks());
+  }
+  peers->prepare_staging(largest, ledger);
+  slots = std::make_unique<SlotMemory>(*peers, in_slots, layout::ArenaPlan::build({}), ledger);
+  slots->replan(first_slot_plan());
+  if (replicas) {
+    replica_gradients = std::make_unique<ReplicaGradients>(*replicas, trainable,
+                                                           options.shard_optimizer_over_replicas, ledger);
+  }
+  const bool mean = options.combine == Combine::mean;
+  const float scale = mean ? 1.0F / static_cast<float>(ranks.whole.ranks()) : 1.0F;
+  reducer = shards_gradients(options.strategy)
+                ? make_shard_reducer(*peers, *slots, replica_gradients.get(), scale,
+                                     options.late_group_elements, ledger)
+                : make_window_reducer(*peers, *slots, replica_gradients.get(), scale,
+                                      /*whole=*/!shards_optimizer(options.strategy));
 }
 
 Core::~Core() {

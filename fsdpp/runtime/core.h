@@ -7,6 +7,8 @@
 
 #include "fsdpp/runtime/backward_pass.h"
 #include "fsdpp/runtime/pass.h"
+#include "fsdpp/runtime/rank_groups.h"
+#include "fsdpp/runtime/replica_gradients.h"
 #include "fsdpp/runtime/row_exchange.h"
 #include "fsdpp/runtime/sharded_model.h"
 
@@ -27,7 +29,7 @@ class Core {
  public:
   /// Collective. Takes over the parameters of `units`, whose groups have names, dtypes, parameters and
   /// layouts.
-  Core(comm::PeerGroup& group, std::shared_ptr<torch::nn::Module> root, std::vector<UnitState> units,
+  Core(RankGroups ranks, std::shared_ptr<torch::nn::Module> root, std::vector<UnitState> units,
        Options options, std::unique_ptr<device::Device> device);
   ~Core();
 
@@ -44,10 +46,22 @@ class Core {
   void refresh();
   /// Collective: `update` writes main weights and their published form, on the compute lane.
   void publish_by(const std::function<void()>& update);
+  /// All ranks.
+  [[nodiscard]] Peers& everyone() const { return whole ? *whole : *peers; }
+  /// Those whose shards of main weights together are the model, each element once: all ranks, or (each
+  /// replica has them all) those that shard.
+  [[nodiscard]] Peers& owners() const {
+    return whole && options.shard_optimizer_over_replicas ? *whole : *peers;
+  }
+  /// Which part of ParameterGroup::main_layout rank `owner` of owners() has.
+  [[nodiscard]] int part_of_owner(int owner) const {
+    if (&owners() == peers.get()) return owner;
+    return owner % peers->ranks() * replicas->ranks() + owner / peers->ranks();
+  }
   void hold_all(bool held);
 
   // Members in order of construction; each may use those above it.
-  comm::PeerGroup& group;
+  RankGroups ranks;
   std::shared_ptr<torch::nn::Module> root;
   std::vector<UnitState> units;
   Options options;
@@ -55,10 +69,13 @@ class Core {
   std::unique_ptr<device::Device> device;
   std::vector<ParameterGroup*> groups;                 // all, by id
   std::vector<std::shared_ptr<Parameter>> parameters;  // in registration order
-  std::unique_ptr<Peers> peers;
+  std::unique_ptr<Peers> peers;                        // those that shard
+  std::unique_ptr<Peers> replicas;                     // hybrid: those with the same shards
+  std::unique_ptr<Peers> whole;                        // hybrid: all
   std::unique_ptr<Publisher> publisher;
   std::vector<std::unique_ptr<RowExchange>> row_exchanges;
   std::unique_ptr<SlotMemory> slots;
+  std::unique_ptr<ReplicaGradients> replica_gradients;  // hybrid
   std::unique_ptr<Reducer> reducer;
   std::unique_ptr<Residency> residency;
   Order forward_order;  // with gradient
@@ -81,8 +98,10 @@ class Core {
   void publish(const std::function<void()>& update = nullptr);
   void end_forward(bool raised);
   void check_parameters(const UnitState& unit) const;
-  void broadcast_from_first();
-  void broadcast_by_sum(ParameterGroup& held);
+  void make_peers();
+  void make_gradients();
+  void broadcast_from_first(Peers& among);
+  void broadcast_by_sum(Peers& among, ParameterGroup& held);
   [[nodiscard]] bool must_publish() const;
   [[nodiscard]] std::vector<ParameterGroup*> choose_kept() const;
   [[nodiscard]] std::vector<Sized> unit_sizes() const;

@@ -7,40 +7,39 @@
 
 namespace fsdpp::runtime {
 
-// Rank 0's values everywhere: replicas that start apart stay apart.
-void Core::broadcast_from_first() {
+// The first rank's values everywhere: replicas that start apart stay apart.
+void Core::broadcast_from_first(Peers& among) {
   for (ParameterGroup* held : groups) {
     const auto bytes = held->main->bytes();
-    if (group.lanes().collectives() != nullptr) {  // the sum of rank 0's values and the others' zeros
-      broadcast_by_sum(*held);
+    if (!among.addressable()) {  // the sum of the first rank's values and the others' zeros
+      broadcast_by_sum(among, *held);
       continue;
     }
-    const auto memory = peers->allocate(bytes, "first weights of " + held->name);
-    if (group.rank() == 0)
+    const auto memory = among.allocate(bytes, "first weights of " + held->name);
+    if (among.rank() == 0)
       device->copy(device::LaneKind::gather, "first " + held->name, memory->peer(0), held->main->data(),
                    bytes);
     device->synchronize();
-    peers->barrier("first weights");
+    among.barrier("first weights");
     device->copy(device::LaneKind::gather, "first " + held->name, held->main->data(), memory->peer(0), bytes);
     device->synchronize();
-    peers->barrier("first weights");
-    device->free(device::LaneKind::host, "first " + held->name, {memory->peer(group.rank()), bytes});
+    among.barrier("first weights");
+    device->free(device::LaneKind::host, "first " + held->name, {memory->peer(among.rank()), bytes});
   }
 }
 
-void Core::broadcast_by_sum(ParameterGroup& held) {
-  comm::Collectives* collectives = group.lanes().collectives();
-  const ByteRange whole{held.main->data(), held.main->bytes()};
-  if (group.rank() != 0)
-    device->fill(device::LaneKind::gather, "first " + held.name, held.main->data(), 0, whole.size);
-  const int64_t shard = held.layout->shard_numel();
+void Core::broadcast_by_sum(Peers& among, ParameterGroup& held) {
+  comm::Collectives* collectives = among.group().lanes().collectives();
+  const ByteRange all{held.main->data(), held.main->bytes()};
+  if (among.rank() != 0)
+    device->fill(device::LaneKind::gather, "first " + held.name, held.main->data(), 0, all.size);
+  const auto count = static_cast<int64_t>(all.size / sizeof(float)) / among.ranks();
   const auto* values = reinterpret_cast<const float*>(held.main->data());
-  float* part = reinterpret_cast<float*>(held.main->data()) + group.rank() * shard;
-  device->run(device::LaneKind::gather, "first " + held.name, {{whole}, {whole}},
-              [=, data = held.main->data()] {
-                collectives->reduce_scatter(part, values, shard);
-                collectives->all_gather(data, part, static_cast<std::size_t>(shard) * sizeof(float));
-              });
+  float* part = reinterpret_cast<float*>(held.main->data()) + among.rank() * count;
+  device->run(device::LaneKind::gather, "first " + held.name, {{all}, {all}}, [=, data = held.main->data()] {
+    collectives->reduce_scatter(part, values, count);
+    collectives->all_gather(data, part, static_cast<std::size_t>(count) * sizeof(float));
+  });
   device->synchronize();
 }
 
@@ -85,12 +84,13 @@ void Core::adopt(const Seen& seen) {
 // Every lane of every rank is empty when it returns. Collective.
 void Core::settle() {
   device->synchronize();
-  if (!device->runs_inline()) peers->barrier("settled");
+  if (!device->runs_inline()) everyone().barrier("settled");
 }
 
 void Core::publish(const std::function<void()>& update) {
   Seen seen = last_backward();
-  const std::vector<uint64_t> votes = publisher->publish(seen.hash, update);
+  const std::vector<uint64_t> votes = everyone().exchange_votes(publisher->epoch() + 1, seen.hash);
+  publisher->publish(update);
   window_open_ = false;
   backward_seen_ = false;
   residency->renew();
@@ -112,7 +112,9 @@ void Core::publish_by(const std::function<void()>& update) {
 }
 
 void Core::refresh() {
-  if (must_publish()) publish();
+  if (!must_publish()) return;
+  publish();
+  window_open_ = promised;  // until a change is told
 }
 
 }  // namespace fsdpp::runtime

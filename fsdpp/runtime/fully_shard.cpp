@@ -115,7 +115,22 @@ struct Target {
   std::optional<at::ScalarType> dtype;  // nothing: each parameter keeps its own
   int64_t row_exchange_bytes;           // negative: no group is exchanged by rows
   at::ScalarType wire;                  // of gradient slots
+  int ranks;                            // that shard
+  int rank;                             // this one's number among them
+  int replicas;                         // of each shard
+  int replica;                          // this rank's number among them
+  bool main_over_replicas;              // main weights are sharded over them too
 };
+
+void check_mesh(const runtime::Options& options, const runtime::RankGroups& ranks) {
+  if (!options.shard_optimizer_over_replicas) return;
+  require(ranks.replicate != nullptr,
+          "shard_optimizer_over_replicas on a mesh without the axis \"replicate\": "
+          "there are no replicas; leave the option out, or give a hybrid mesh");
+  require(runtime::shards_optimizer(options.strategy), "shard_optimizer_over_replicas with strategy ",
+          runtime::to_string(options.strategy),
+          ", which shards no optimizer state; use optim, optim_grads or optim_grads_params");
+}
 
 void check_wire(const runtime::Options& options, comm::PeerGroup& group) {
   const at::ScalarType wire = options.wire_dtype;
@@ -139,8 +154,21 @@ Use use_of(const UnitState& unit, const ParameterGroup& group, const Target& tar
   return large && group.trainable ? unit.use : Use::whole;
 }
 
+void lay_out(ParameterGroup& group, const std::vector<layout::Shape>& shapes, const Target& target) {
+  const auto bytes = static_cast<int64_t>(c10::elementSize(group.dtype));
+  group.layout = std::make_shared<const layout::ShardLayout>(
+      layout::ShardLayout::flat(shapes, bytes, target.ranks, target.replicas));
+  group.main_layout = group.layout;
+  group.main_part = target.rank;
+  if (!target.main_over_replicas) return;
+  group.main_layout = std::make_shared<const layout::ShardLayout>(
+      layout::ShardLayout::flat(shapes, bytes, target.ranks * target.replicas));
+  group.main_part = target.rank * target.replicas + target.replica;
+  group.main_offset = target.replica * group.main_numel();
+}
+
 // Groups the parameters of one unit by dtype and requires_grad, in order of their first parameter.
-void make_groups(UnitState& unit, int index, const std::vector<Found>& found, int ranks, const Target& target,
+void make_groups(UnitState& unit, int index, const std::vector<Found>& found, const Target& target,
                  std::vector<std::shared_ptr<Parameter>>& parameters) {
   using Kind = std::pair<at::ScalarType, bool>;
   std::vector<std::pair<Kind, std::vector<std::size_t>>> kinds;
@@ -172,9 +200,7 @@ void make_groups(UnitState& unit, int index, const std::vector<Found>& found, in
       parameters[i] = parameter;
       group->parameters.push_back(std::move(parameter));
     }
-    const auto bytes = static_cast<int64_t>(c10::elementSize(kind.first));
-    group->layout = std::make_shared<const layout::ShardLayout>(
-        layout::ShardLayout::flat(std::move(shapes), bytes, ranks));
+    lay_out(*group, shapes, target);
     if (group->layout->full_numel() == 0) {  // nothing to shard: these stay what they are
       for (const std::size_t i : members) parameters[i] = nullptr;
       continue;
@@ -184,13 +210,29 @@ void make_groups(UnitState& unit, int index, const std::vector<Found>& found, in
   }
 }
 
-}  // namespace
+Target target_of(const runtime::Options& options, const runtime::RankGroups& ranks,
+                 const device::Device& device) {
+  const bool on_host = device.gpu() < 0;
+  const bool rows = runtime::shards_gradients(options.strategy) && options.fused &&
+                    ranks.shard.lanes().collectives() == nullptr &&
+                    ranks.shard.ranks() <= device::kMaxRowRanks;
+  return {.place = on_host ? at::Device(at::kCPU)
+                           : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device.gpu())),
+          .dtype = options.model_dtype,
+          .row_exchange_bytes = rows ? options.row_exchange_bytes : -1,
+          .wire = options.wire_dtype,
+          .ranks = ranks.shard.ranks(),
+          .rank = ranks.shard.rank(),
+          .replicas = ranks.replicate == nullptr ? 1 : ranks.replicate->ranks(),
+          .replica = ranks.replicate == nullptr ? 0 : ranks.replicate->rank(),
+          .main_over_replicas = options.shard_optimizer_over_replicas};
+}
 
-std::shared_ptr<runtime::ShardedModel> fully_shard(comm::PeerGroup& group,
-                                                   const std::shared_ptr<Module>& root,
-                                                   const std::vector<runtime::UnitSpec>& specs,
-                                                   runtime::Options options,
-                                                   std::unique_ptr<device::Device> device) {
+std::shared_ptr<runtime::ShardedModel> shard_over(const runtime::RankGroups& ranks,
+                                                  const std::shared_ptr<Module>& root,
+                                                  const std::vector<runtime::UnitSpec>& specs,
+                                                  const runtime::Options& options,
+                                                  std::unique_ptr<device::Device> device) {
   require(root != nullptr, "fully_shard: the root module is null");
   require(runtime::find_unit(*root).unit < 0,
           "fully_shard: the root module is already a unit of a sharded model");
@@ -198,21 +240,18 @@ std::shared_ptr<runtime::ShardedModel> fully_shard(comm::PeerGroup& group,
   std::vector<UnitState> units = make_units(root, specs, walk);
   walk.visit(*root, "", 0);
   if (device == nullptr) device = std::make_unique<device::HostDevice>();
-  check_wire(options, group);
-  const bool rows = runtime::shards_gradients(options.strategy) && options.fused &&
-                    group.lanes().collectives() == nullptr && group.ranks() <= device::kMaxRowRanks;
-  const Target target{device->gpu() < 0 ? at::Device(at::kCPU)
-                                        : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device->gpu())),
-                      options.model_dtype, rows ? options.row_exchange_bytes : -1, options.wire_dtype};
+  check_mesh(options, ranks);
+  check_wire(options, ranks.shard);
+  const Target target = target_of(options, ranks, *device);
   for (const Found& found : walk.found) check_parameter(found, target.place);
   check_overlaps(walk.found);
   std::vector<std::shared_ptr<Parameter>> parameters(walk.found.size());
   for (std::size_t i = 0; i < units.size(); ++i) {
-    make_groups(units[i], static_cast<int>(i), walk.found, group.ranks(), target, parameters);
+    make_groups(units[i], static_cast<int>(i), walk.found, target, parameters);
   }
   std::erase(parameters, nullptr);
   walk.found.clear();
-  auto core = std::make_shared<runtime::Core>(group, root, std::move(units), options, std::move(device));
+  auto core = std::make_shared<runtime::Core>(ranks, root, std::move(units), options, std::move(device));
   core->parameters = std::move(parameters);
   auto model = std::make_shared<runtime::ShardedModel>(core);
   for (const auto& parameter : core->parameters) runtime::register_sink(parameter->full, parameter);
@@ -221,6 +260,23 @@ std::shared_ptr<runtime::ShardedModel> fully_shard(comm::PeerGroup& group,
       runtime::register_unit(*module, model, static_cast<int>(i));
   }
   return model;
+}
+
+}  // namespace
+
+std::shared_ptr<runtime::ShardedModel> fully_shard(comm::PeerGroup& group,
+                                                   const std::shared_ptr<Module>& root,
+                                                   const std::vector<runtime::UnitSpec>& units,
+                                                   runtime::Options options,
+                                                   std::unique_ptr<device::Device> device) {
+  return shard_over(runtime::RankGroups(group), root, units, options, std::move(device));
+}
+
+std::shared_ptr<runtime::ShardedModel> fully_shard(comm::MeshGroup& mesh, const std::shared_ptr<Module>& root,
+                                                   const std::vector<runtime::UnitSpec>& units,
+                                                   runtime::Options options,
+                                                   std::unique_ptr<device::Device> device) {
+  return shard_over(runtime::RankGroups(mesh), root, units, options, std::move(device));
 }
 
 }  // namespace fsdpp

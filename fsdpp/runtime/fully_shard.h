@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdpp/comm/mesh_group.h"
 #include "fsdpp/runtime/sharded_model.h"
 
 namespace fsdpp {
@@ -26,10 +27,18 @@ namespace fsdpp {
     const std::vector<runtime::UnitSpec>& units, runtime::Options options = {},
     std::unique_ptr<device::Device> device = nullptr);
 
-/// The same with one module per unit, for any module type.
-template <class Module>
+/// The same on a mesh with the axes "replicate" and "shard" (comm::hybrid_mesh): parameters are sharded over
+/// the ranks along "shard", and those along "replicate" hold the same shards (HSDP), or with
+/// Options::shard_optimizer_over_replicas each a part of the main weights (HFSDP).
 [[nodiscard]] std::shared_ptr<runtime::ShardedModel> fully_shard(
-    comm::PeerGroup& group, const std::shared_ptr<torch::nn::Module>& root,
+    comm::MeshGroup& mesh, const std::shared_ptr<torch::nn::Module>& root,
+    const std::vector<runtime::UnitSpec>& units, runtime::Options options = {},
+    std::unique_ptr<device::Device> device = nullptr);
+
+/// The same with one module per unit, for any module type.
+template <class GroupOrMesh, class Module>
+[[nodiscard]] std::shared_ptr<runtime::ShardedModel> fully_shard(
+    GroupOrMesh& group, const std::shared_ptr<torch::nn::Module>& root,
     const std::vector<std::shared_ptr<Module>>& units, runtime::Options options = {},
     std::unique_ptr<device::Device> device = nullptr) {
   std::vector<runtime::UnitSpec> specs;

@@ -63,6 +63,9 @@ struct Options {
   /// peers. (More launches, fewer bytes.) Where ranks address each other's memory and the layer offers it
   /// (SinkOwner::contribute); negative: never.
   int64_t late_group_elements = int64_t{1} << 25;
+  /// On a hybrid mesh: main weights and optimizer state are sharded over the replicas too (HFSDP), which
+  /// gather each other's new weights after an optimizer step.
+  bool shard_optimizer_over_replicas = false;
   bool fused = true;  // fused layers write their weight gradients straight into the gradient slot
 };
 

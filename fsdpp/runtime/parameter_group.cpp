@@ -35,7 +35,7 @@ void point_parameter(const Parameter& parameter, const c10::Storage& storage, in
   parameter.full.set_data(view);
 }
 
-void make_shards(ParameterGroup& group, Strategy strategy, int rank) {
+void make_shards(ParameterGroup& group, Strategy strategy) {
   auto* base = reinterpret_cast<float*>(group.main->data());
   for (const auto& parameter : group.parameters) {
     if (shards_optimizer(strategy)) {
@@ -46,9 +46,9 @@ void make_shards(ParameterGroup& group, Strategy strategy, int rank) {
     }
   }
   if (shards_optimizer(strategy)) {
-    for (const layout::Segment& segment : group.layout->segments(rank)) {
+    for (const layout::Segment& segment : group.main_layout->segments(group.main_part)) {
       Parameter& parameter = *group.parameters[static_cast<std::size_t>(segment.parameter)];
-      parameter.shard_offset = segment.shard_offset;
+      parameter.shard_offset = group.main_offset + segment.shard_offset;
       parameter.shard =
           tensor_over(group.main, base + segment.shard_offset, {segment.count}, fp32_at(group.place));
     }
@@ -56,14 +56,14 @@ void make_shards(ParameterGroup& group, Strategy strategy, int rank) {
   for (const auto& parameter : group.parameters) parameter->shard.set_requires_grad(group.trainable);
 }
 
-void copy_main_weights(ParameterGroup& group, Strategy strategy, int rank) {
+void copy_main_weights(ParameterGroup& group, Strategy strategy) {
   auto* base = reinterpret_cast<float*>(group.main->data());
-  const int64_t held = group.layout->shard_numel() * (shards_optimizer(strategy) ? 1 : group.layout->ranks());
+  const int64_t held = shards_optimizer(strategy) ? group.main_numel() : group.layout->full_numel();
   at::from_blob(base, {held}, fp32_at(group.place)).fill_(std::numeric_limits<double>::quiet_NaN());
-  for (int r = 0; r < group.layout->ranks(); ++r) {
-    if (shards_optimizer(strategy) && r != rank) continue;
-    const int64_t start = shards_optimizer(strategy) ? 0 : r * group.layout->shard_numel();
-    for (const layout::Segment& segment : group.layout->segments(r)) {
+  for (int part = 0; part < group.main_layout->ranks(); ++part) {
+    if (shards_optimizer(strategy) && part != group.main_part) continue;
+    const int64_t start = shards_optimizer(strategy) ? 0 : part * group.main_numel();
+    for (const layout::Segment& segment : group.main_layout->segments(part)) {
       copy_elements(group.parameters[static_cast<std::size_t>(segment.parameter)]->full,
                     segment.parameter_offset, segment.count, base + start + segment.shard_offset,
                     group.place);
@@ -113,16 +113,16 @@ void ParameterGroup::detach() {
   real.unsafeGetStorageImpl()->set_data_ptr_noswap(owned_pointer(forbidden->data(), forbidden, place));
 }
 
-void take_over(ParameterGroup& group, Strategy strategy, int rank, device::Device& device,
+void take_over(ParameterGroup& group, Strategy strategy, device::Device& device,
                const std::shared_ptr<device::Ledger>& ledger) {
   const c10::InferenceMode normal(false);  // tensors made in inference mode could never be trained
   const at::NoGradGuard no_grad;
   const bool whole = !shards_optimizer(strategy);
-  const int64_t held = whole ? group.layout->full_numel() : group.layout->shard_numel();
+  const int64_t held = whole ? group.layout->full_numel() : group.main_numel();
   group.main = std::make_shared<device::Memory>(
       device.allocate(static_cast<std::size_t>(held * kFp32Bytes), "main weights", ledger));
-  copy_main_weights(group, strategy, rank);
-  make_shards(group, strategy, rank);
+  copy_main_weights(group, strategy);
+  make_shards(group, strategy);
 
   const std::string message =
       text("weights of unit ", group.name,

@@ -41,6 +41,10 @@ struct ParameterGroup {
   bool trainable = true;
   std::vector<std::shared_ptr<Parameter>> parameters;
   std::shared_ptr<const layout::ShardLayout> layout;
+  /// Who has which main weights: `layout`, or (sharded over replicas too) one that cuts its shards further.
+  std::shared_ptr<const layout::ShardLayout> main_layout;
+  int main_part = 0;        // this rank's in main_layout
+  int64_t main_offset = 0;  // where that begins in this rank's shard, elements
 
   c10::Storage real;
   c10::Storage guard;
@@ -59,6 +63,8 @@ struct ParameterGroup {
   [[nodiscard]] int64_t element_bytes() const noexcept { return layout->element_bytes(); }
   [[nodiscard]] int64_t full_bytes() const noexcept { return layout->full_numel() * element_bytes(); }
   [[nodiscard]] int64_t shard_bytes() const noexcept { return layout->shard_numel() * element_bytes(); }
+  /// Elements of main weights on this rank under a strategy that shards them.
+  [[nodiscard]] int64_t main_numel() const noexcept { return main_layout->shard_numel(); }
   [[nodiscard]] int64_t slot_bytes() const noexcept {
     return layout->full_numel() * static_cast<int64_t>(c10::elementSize(wire));
   }
@@ -96,8 +102,8 @@ void cast_elements(const float* source, int64_t count, at::ScalarType dtype, std
 /// Takes the parameters' present values into main weights (the rank's shard, or the whole under no_shard),
 /// makes the shards that optimizers update, and re-points the parameters: attached under no_shard, else
 /// detached. Padding is filled with NaN, so that a read of it shows. `group` has name, dtype, place,
-/// parameters and layout set; its parameters may lie elsewhere until now.
-void take_over(ParameterGroup& group, Strategy strategy, int rank, device::Device& device,
+/// parameters and layouts set; its parameters may lie elsewhere until now.
+void take_over(ParameterGroup& group, Strategy strategy, device::Device& device,
                const std::shared_ptr<device::Ledger>& ledger);
 
 }  // namespace fsdpp::runtime

@@ -29,8 +29,13 @@ std::vector<std::string> channel_names(const std::vector<std::string>& groups) {
 
 }  // namespace
 
-Peers::Peers(comm::PeerGroup& group, device::Device& device, const std::vector<std::string>& groups)
-    : group_(group), device_(device), tells_(device.runs_inline()), groups_(groups) {
+Peers::Peers(comm::PeerGroup& group, device::Device& device, const std::vector<std::string>& groups,
+             int first_channel)
+    : group_(group),
+      device_(device),
+      first_channel_(first_channel),
+      tells_(device.runs_inline()),
+      groups_(groups) {
   require(device.gpu() == group.lanes().gpu(), "the model's lanes run on ", place(device.gpu()),
           ", but the group's lanes reach ", place(group.lanes().gpu()),
           ": give fully_shard() a device of the same kind as the group's lanes");
@@ -54,24 +59,26 @@ buffer::Route Peers::route(device::LaneKind lane) {
 }
 
 void Peers::signal(device::LaneKind lane, const std::string& what, int channel, uint32_t sequence) {
-  device_.signal(lane, what, channel, sequence,
+  device_.signal(lane, what, first_channel_ + channel, sequence,
                  [this, channel, sequence] { board_->signal(channel, sequence); });
 }
 
 void Peers::wait_all(device::LaneKind lane, const std::string& what, int channel, uint32_t sequence) {
   for (int peer = 0; peer < ranks(); ++peer) {
     if (peer == rank()) continue;
-    device_.wait_signal(lane, what, peer, channel, sequence,
+    device_.wait_signal(lane, what, group_.rank_in_whole(peer), first_channel_ + channel, sequence,
                         [this, peer, channel, sequence] { board_->wait(peer, channel, sequence); });
   }
 }
 
 void Peers::barrier(const std::string& what) {
   ++barriers_;
-  device_.signal(device::LaneKind::host, what, Channel::kBarrier, barriers_, [this] { group_.barrier(); });
+  device_.signal(device::LaneKind::host, what, first_channel_ + Channel::kBarrier, barriers_,
+                 [this] { group_.barrier(); });
   for (int peer = 0; peer < ranks(); ++peer) {
     if (peer == rank()) continue;
-    device_.wait_signal(device::LaneKind::host, what, peer, Channel::kBarrier, barriers_, nullptr);
+    device_.wait_signal(device::LaneKind::host, what, group_.rank_in_whole(peer),
+                        first_channel_ + Channel::kBarrier, barriers_, nullptr);
   }
 }
 
@@ -109,12 +116,13 @@ std::vector<uint64_t> Peers::exchange_needs(uint64_t need) {
   const int index = kVotes + static_cast<int>(number % kNeeds);
   device_.announce(device::LaneKind::host, "need", {{}, {{word(rank(), index), sizeof(need)}}});
   *word(rank(), index) = need;
-  device_.signal(device::LaneKind::host, "needs", Channel::kNeeds, number,
+  device_.signal(device::LaneKind::host, "needs", first_channel_ + Channel::kNeeds, number,
                  [this, number] { votes_->signal(1, number); });
   std::vector<uint64_t> result;
   for (int peer = 0; peer < ranks(); ++peer) {
     if (peer != rank()) {
-      device_.wait_signal(device::LaneKind::host, "needs", peer, Channel::kNeeds, number,
+      device_.wait_signal(device::LaneKind::host, "needs", group_.rank_in_whole(peer),
+                          first_channel_ + Channel::kNeeds, number,
                           [this, peer, number] { votes_->wait(peer, 1, number); });
     }
     device_.announce(device::LaneKind::host, "needs", {{{word(peer, index), sizeof(need)}}, {}});
@@ -151,8 +159,8 @@ void Peers::signal_published(device::LaneKind lane, uint32_t epoch) {
         board_->signal_all(Channel::published(0), Channel::kPerGroup, count, epoch);
       };
     }
-    device_.signal(lane, "published " + groups_[static_cast<std::size_t>(group)], Channel::published(group),
-                   epoch, std::move(work));
+    device_.signal(lane, "published " + groups_[static_cast<std::size_t>(group)],
+                   first_channel_ + Channel::published(group), epoch, std::move(work));
   }
 }
 

@@ -36,9 +36,11 @@ struct Channel {
 /// How one rank's model talks to its peers: memory, signals and waits of its lanes, and what the hosts agree.
 class Peers {
  public:
-  /// Collective. `groups`: names of the parameter groups, equal on all ranks. Throws UsageError when
-  /// `device`'s lanes and the group's are not of the same kind.
-  Peers(comm::PeerGroup& group, device::Device& device, const std::vector<std::string>& groups);
+  /// Collective. `groups`: names of the parameter groups, equal on all ranks. `first_channel`: of what traces
+  /// show; the ranges of one device's Peers must not meet. Throws UsageError when `device`'s lanes and the
+  /// group's are not of the same kind.
+  Peers(comm::PeerGroup& group, device::Device& device, const std::vector<std::string>& groups,
+        int first_channel = 0);
 
   [[nodiscard]] int rank() const noexcept { return group_.rank(); }
   [[nodiscard]] int ranks() const noexcept { return group_.ranks(); }
@@ -48,6 +50,10 @@ class Peers {
   /// Collective: memory that the lanes of all ranks reach.
   [[nodiscard]] std::shared_ptr<comm::PeerMemory> allocate(std::size_t bytes, const std::string& purpose) {
     return group_.lanes().allocate(bytes, purpose);
+  }
+  /// What this group's ranks see of memory that all ranks' lanes reach.
+  [[nodiscard]] std::shared_ptr<comm::PeerMemory> view(std::shared_ptr<comm::PeerMemory> whole) const {
+    return group_.view(std::move(whole));
   }
   /// Makes room for what a reduce of at most `shard_bytes` per rank has to keep near. `ledger` outlives us.
   void prepare_staging(int64_t shard_bytes, std::shared_ptr<device::Ledger> ledger);
@@ -92,6 +98,7 @@ class Peers {
 
   comm::PeerGroup& group_;
   device::Device& device_;
+  int first_channel_;
   bool tells_;
   std::unique_ptr<comm::LaneSignals> board_;
   std::unique_ptr<comm::SignalBoard> votes_;

@@ -16,10 +16,14 @@ constexpr const char* kKept = "full weights that stay";
 
 }  // namespace
 
-Publisher::Publisher(Peers& peers, std::vector<ParameterGroup*> groups,
-                     const std::vector<ParameterGroup*>& kept, Strategy strategy,
-                     std::shared_ptr<device::Ledger> ledger)
-    : peers_(peers), groups_(std::move(groups)), strategy_(strategy), ledger_(std::move(ledger)) {
+Publisher::Publisher(Peers& peers, Peers* replicas, comm::PeerGroup& whole,
+                     std::vector<ParameterGroup*> groups, const std::vector<ParameterGroup*>& kept,
+                     Strategy strategy, std::shared_ptr<device::Ledger> ledger)
+    : peers_(peers),
+      replicas_(replicas),
+      groups_(std::move(groups)),
+      strategy_(strategy),
+      ledger_(std::move(ledger)) {
   for (auto& epochs : awaited_) epochs.resize(groups_.size());
   if (!shards_optimizer(strategy_)) return;
   const auto stays = [&](const ParameterGroup* group) {
@@ -32,18 +36,43 @@ Publisher::Publisher(Peers& peers, std::vector<ParameterGroup*> groups,
     (stays(group) ? kept_bytes_ : published_bytes_) += bytes;
   }
   if (published_bytes_ + kept_bytes_ == 0) return;
-  memory_ = peers_.allocate(static_cast<std::size_t>(published_bytes_ + kept_bytes_), kPurpose);
+  memory_ = allocate(whole);
   ledger_->add(kPurpose, published_bytes_);
   ledger_->add(kKept, kept_bytes_);
-  for (std::size_t i = 0; i < groups_.size(); ++i) {
-    ParameterGroup& group = *groups_[i];
-    std::vector<std::byte*> parts;
-    for (int rank = 0; rank < peers_.ranks(); ++rank)
-      parts.push_back(memory_->peer(rank) + offsets[i] + (stays(&group) ? rank * group.shard_bytes() : 0));
-    group.published.emplace(group.name, group.layout, layout::Placement::shard, peers_.rank(),
-                            group.element_bytes(), std::move(parts));
-    if (stays(&group)) group.own_place = memory_->peer(peers_.rank()) + offsets[i];
+  for (std::size_t i = 0; i < groups_.size(); ++i) place(*groups_[i], offsets[i], stays(groups_[i]));
+}
+
+// Memory that the ranks that shard can read, and the replicas if these read each other's.
+std::shared_ptr<comm::PeerMemory> Publisher::allocate(comm::PeerGroup& whole) {
+  const auto bytes = static_cast<std::size_t>(published_bytes_ + kept_bytes_);
+  if (replicas_ == nullptr || !replicas_->addressable()) return peers_.allocate(bytes, kPurpose);
+  const auto all = whole.lanes().allocate(bytes, kPurpose);
+  replicas_memory_ = replicas_->view(all);
+  return peers_.view(all);
+}
+
+void Publisher::place(ParameterGroup& group, int64_t offset, bool stays) {
+  const auto shard_at = [&](std::byte* base, int rank) {
+    return base == nullptr ? nullptr : base + offset + (stays ? rank * group.shard_bytes() : 0);
+  };
+  std::vector<std::byte*> shards;
+  for (int rank = 0; rank < peers_.ranks(); ++rank) shards.push_back(shard_at(memory_->peer(rank), rank));
+  std::byte* own = shards[static_cast<std::size_t>(peers_.rank())];
+  group.published.emplace(group.name, group.layout, layout::Placement::shard, peers_.rank(),
+                          group.element_bytes(), std::move(shards));
+  if (stays) group.own_place = memory_->peer(peers_.rank()) + offset;
+  if (replicas_ == nullptr) return;
+  const auto cut = std::make_shared<const layout::ShardLayout>(layout::ShardLayout::flat(
+      {{group.name, {group.layout->shard_numel()}}}, group.element_bytes(), replicas_->ranks()));
+  std::vector<std::byte*> parts;
+  for (int replica = 0; replica < replicas_->ranks(); ++replica) {
+    std::byte* base = replicas_memory_ ? replicas_memory_->peer(replica) : nullptr;
+    std::byte* shard = replica == replicas_->rank() ? own : shard_at(base, peers_.rank());
+    const int64_t before = replica * cut->shard_numel() * group.element_bytes();
+    parts.push_back(shard == nullptr ? nullptr : shard + before);
   }
+  parts_.emplace_back(group.name + " of replicas", cut, layout::Placement::shard, replicas_->rank(),
+                      group.element_bytes(), std::move(parts));
 }
 
 Publisher::~Publisher() {
@@ -53,35 +82,55 @@ Publisher::~Publisher() {
   ledger_->remove(kKept, kept_bytes_);
 }
 
-std::vector<uint64_t> Publisher::publish(uint64_t vote, const std::function<void()>& update) {
+// Everybody has finished with the last epoch: on the gather lane.
+void Publisher::release_last() {
+  for (Peers* readers : {&peers_, replicas_}) {
+    if (readers != nullptr) readers->signal(LaneKind::gather, "released", Channel::kReleased, epoch_ + 1);
+  }
+  for (Peers* readers : {&peers_, replicas_}) {
+    if (readers != nullptr) readers->wait_all(LaneKind::gather, "released", Channel::kReleased, epoch_ + 1);
+  }
+}
+
+// The replicas' parts come to their places in this rank's shard, which is published then.
+void Publisher::gather_parts() {
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const ParameterGroup& group = *groups_[i];
+    replicas_->wait_all(LaneKind::gather, "published replicas' " + group.name, Channel::published(group.id),
+                        epoch_);
+    buffer::gather(replicas_->route(LaneKind::gather), parts_[i], group.published->local());
+    peers_.signal(LaneKind::gather, "published " + group.name, Channel::published(group.id), epoch_);
+  }
+}
+
+void Publisher::publish(const std::function<void()>& update) {
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
   device::Device& device = peers_.device();
-  const uint32_t next = epoch_ + 1;
-  std::vector<uint64_t> votes = peers_.exchange_votes(next, vote);
   if (!update) {
     for (const ParameterGroup* group : groups_) announce_update(*group);
   }
   device.wait(LaneKind::gather, device.record(LaneKind::compute));
-  peers_.signal(LaneKind::gather, "released", Channel::kReleased, next);
-  peers_.wait_all(LaneKind::gather, "released", Channel::kReleased, next);
-  epoch_ = next;
+  release_last();
+  ++epoch_;
+  Peers& first = replicas_ != nullptr ? *replicas_ : peers_;  // to hear of what this rank has updated
   if (update) {
     device.wait(LaneKind::compute, device.record(LaneKind::gather));
     update();
     device.wait(LaneKind::gather, device.record(LaneKind::compute));
-    peers_.signal_published(LaneKind::gather, epoch_);
+    first.signal_published(LaneKind::gather, epoch_);
   } else {
+    const std::string whose = replicas_ != nullptr ? "published replicas' " : "published ";
     for (ParameterGroup* group : groups_) {
       transform(*group);
-      peers_.signal(LaneKind::gather, "published " + group->name, Channel::published(group->id), epoch_);
+      first.signal(LaneKind::gather, whose + group->name, Channel::published(group->id), epoch_);
     }
   }
+  if (replicas_ != nullptr) gather_parts();
   published_ = device.record(LaneKind::gather);
   // Without a gather to wait for, the compute lane reads here what the transform wrote; and no lane is left
   // behind at the end of a step.
   if (update || !shards_optimizer(strategy_)) device.wait(LaneKind::compute, published_);
-  return votes;
 }
 
 // What no operation names: the optimizer, any optimizer, read gradients and wrote main weights on the compute
@@ -97,9 +146,10 @@ void Publisher::announce_update(const ParameterGroup& group) {
 
 void Publisher::transform(ParameterGroup& group) {
   const bool sharded = shards_optimizer(strategy_);
-  std::byte* target = sharded ? group.published->local() : group.weights->data();
+  std::byte* target =
+      sharded ? group.published->local() + group.main_offset * group.element_bytes() : group.weights->data();
   if (target == group.main->data()) return;  // the model reads the main weights themselves
-  const int64_t count = sharded ? group.layout->shard_numel() : group.layout->full_numel();
+  const int64_t count = sharded ? group.main_numel() : group.layout->full_numel();
   const auto* source = reinterpret_cast<const float*>(group.main->data());
   device::Access access{{{source, static_cast<std::size_t>(count) * sizeof(float)}},
                         {{target, static_cast<std::size_t>(count * group.element_bytes())}}};

@@ -22,16 +22,17 @@ class Publisher {
  public:
   /// Collective: allocates the published shards; of `kept`, which are among `groups`, the full weights around
   /// them. `groups` must outlive it.
-  Publisher(Peers& peers, std::vector<ParameterGroup*> groups, const std::vector<ParameterGroup*>& kept,
-            Strategy strategy, std::shared_ptr<device::Ledger> ledger);
+  /// `replicas`: who has the other parts of this rank's shard of main weights; null: nobody, it has all.
+  Publisher(Peers& peers, Peers* replicas, comm::PeerGroup& whole, std::vector<ParameterGroup*> groups,
+            const std::vector<ParameterGroup*>& kept, Strategy strategy,
+            std::shared_ptr<device::Ledger> ledger);
   ~Publisher();
 
   /// Collective: waits until every peer has finished with the last epoch, transforms main weights to model
-  /// dtype, and raises the epoch. `vote` is told to all ranks; returns every rank's of
-  /// the publication before (none in the first).
+  /// dtype, and raises the epoch; replicas gather each other's parts.
   ///
   /// With `update` the main weights are updated and transformed by it, on the compute lane, instead.
-  std::vector<uint64_t> publish(uint64_t vote, const std::function<void()>& update = nullptr);
+  void publish(const std::function<void()>& update = nullptr);
 
   /// Copies the current epoch of `group` to `full` (full_bytes()) on the gather lane.
   void gather(const ParameterGroup& group, std::byte* full);
@@ -44,16 +45,23 @@ class Publisher {
   [[nodiscard]] int64_t kept_bytes() const noexcept { return kept_bytes_; }
 
  private:
+  [[nodiscard]] std::shared_ptr<comm::PeerMemory> allocate(comm::PeerGroup& whole);
+  void place(ParameterGroup& group, int64_t offset, bool stays);
   void transform(ParameterGroup& group);
+  void release_last();
+  void gather_parts();
   void announce_update(const ParameterGroup& group);
 
   Peers& peers_;
+  Peers* replicas_;
   std::vector<ParameterGroup*> groups_;
   Strategy strategy_;
   std::shared_ptr<device::Ledger> ledger_;
-  std::shared_ptr<comm::PeerMemory> memory_;
-  int64_t published_bytes_ = 0;  // of published shards by themselves
-  int64_t kept_bytes_ = 0;       // of full weights that stay, with the shards published in them
+  std::shared_ptr<comm::PeerMemory> memory_;           // of the ranks that shard
+  std::shared_ptr<comm::PeerMemory> replicas_memory_;  // the same, of the replicas
+  std::vector<buffer::ShardedBuffer> parts_;           // per group: this rank's shard, cut over the replicas
+  int64_t published_bytes_ = 0;                        // of published shards by themselves
+  int64_t kept_bytes_ = 0;  // of full weights that stay, with the shards published in them
   uint32_t epoch_ = 0;
   device::Event published_;                       // on the gather lane: our own signals of the epoch
   std::array<std::vector<uint32_t>, 3> awaited_;  // per lane and group id: the epoch known to be published

@@ -11,6 +11,8 @@
 
 namespace fsdpp::runtime {
 
+class ReplicaGradients;
+
 /// What a strategy does with gradients: where contributions go, and how they become the shards' gradients.
 ///
 /// Reduces are not one-sided: every rank calls reduce() for the same groups in the same order, also for a
@@ -25,8 +27,8 @@ class Reducer {
   virtual void contribute(Parameter& parameter, const RowWriter& write) = 0;
   /// False: this strategy keeps gradients of backwards that are not a window's last.
   [[nodiscard]] virtual bool reduces_every_backward() const noexcept = 0;
-  /// A backward begins.
-  virtual void begin() = 0;
+  /// A backward begins; `last`: it is its window's last.
+  virtual void begin(bool last) = 0;
   /// The shards' gradients were cleared by set_to_none: memory that only they needed may go.
   virtual void cleared() {}
   /// A backward raised half-way: contributions that were not reduced and that no gradient shows are dropped.
@@ -42,15 +44,18 @@ class Reducer {
 };
 
 /// Where gradients are sharded: contributions to planned slots; each backward ends with reduces into gradient
-/// shards. `late_elements`: Options::late_group_elements.
-[[nodiscard]] std::unique_ptr<Reducer> make_shard_reducer(Peers& peers, SlotMemory& slots, float scale,
+/// shards. On a hybrid mesh these are `replicas` (else null), whose sum ends the window's last backward.
+/// `late_elements`: Options::late_group_elements.
+[[nodiscard]] std::unique_ptr<Reducer> make_shard_reducer(Peers& peers, SlotMemory& slots,
+                                                          ReplicaGradients* replicas, float scale,
                                                           int64_t late_elements,
                                                           std::shared_ptr<device::Ledger> ledger);
 
 /// Where they are not: slots are the window's accumulators, and its last backward ends with a reduce in
-/// place. `whole`: with an all-reduce, and slots are the shards' gradients (no_shard); else those are this
-/// rank's parts of the slots (optim).
-[[nodiscard]] std::unique_ptr<Reducer> make_window_reducer(Peers& peers, SlotMemory& slots, float scale,
+/// place, or (hybrid) into `replicas`. `whole`: with an all-reduce, and slots are the shards' gradients
+/// (no_shard); else those are this rank's parts of the slots (optim).
+[[nodiscard]] std::unique_ptr<Reducer> make_window_reducer(Peers& peers, SlotMemory& slots,
+                                                           ReplicaGradients* replicas, float scale,
                                                            bool whole);
 
 /// Says that the compute lane writes `sink`, or adds to it.

@@ -20,9 +20,10 @@ constexpr auto kIdBytes = static_cast<int64_t>(sizeof(int64_t));
 
 }  // namespace
 
-RowExchange::RowExchange(Peers& peers, Publisher& publisher, ParameterGroup& group,
+RowExchange::RowExchange(Peers& peers, Peers& everyone, Publisher& publisher, ParameterGroup& group,
                          std::shared_ptr<device::Ledger> ledger)
     : peers_(peers),
+      everyone_(everyone),
       publisher_(publisher),
       group_(group),
       ledger_(std::move(ledger)),
@@ -55,7 +56,7 @@ device::RowTable RowExchange::table() const {
 void RowExchange::reserve(int64_t rows_needed) {
   if (rows_needed <= capacity_) return;
   peers_.device().synchronize();
-  peers_.barrier("rows of " + group_.name);  // nobody reads the old memory any more
+  everyone_.barrier("rows of " + group_.name);  // nobody reads the old memory any more
   const std::shared_ptr<comm::PeerMemory> old = memory_;
   const int own = peers_.rank();
   const int64_t* old_ids = old ? ids(own) : nullptr;
@@ -81,7 +82,7 @@ at::Tensor RowExchange::gather(const at::Tensor& indices, bool with_gradient) {
   if (with_gradient) {
     FSDPP_INVARIANT(taken_ == 0 || memory_, "rows without memory");
     looked_up_ += flat.numel();
-    const std::vector<uint64_t> needs = peers_.exchange_needs(static_cast<uint64_t>(looked_up_));
+    const std::vector<uint64_t> needs = everyone_.exchange_needs(static_cast<uint64_t>(looked_up_));
     reserve(static_cast<int64_t>(*std::max_element(needs.begin(), needs.end())));
   }
   std::vector<int64_t> sizes = indices.sizes().vec();

@@ -21,7 +21,8 @@ namespace fsdpp::runtime {
 /// memory.
 class RowExchange {
  public:
-  RowExchange(Peers& peers, Publisher& publisher, ParameterGroup& group,
+  /// `everyone`: all ranks of the model, which agree on sizes; `peers` are those that share the table.
+  RowExchange(Peers& peers, Peers& everyone, Publisher& publisher, ParameterGroup& group,
               std::shared_ptr<device::Ledger> ledger);
   ~RowExchange();
   RowExchange(const RowExchange&) = delete;
@@ -52,6 +53,7 @@ class RowExchange {
   [[nodiscard]] device::RowTable table() const;
 
   Peers& peers_;
+  Peers& everyone_;
   Publisher& publisher_;
   ParameterGroup& group_;
   std::shared_ptr<device::Ledger> ledger_;

@@ -8,6 +8,7 @@
 #include "fsdpp/base/error.h"
 #include "fsdpp/runtime/late_rows.h"
 #include "fsdpp/runtime/reducer.h"
+#include "fsdpp/runtime/replica_gradients.h"
 #include "fsdpp/runtime/row_exchange.h"
 
 namespace fsdpp::runtime {
@@ -17,10 +18,11 @@ using device::LaneKind;
 
 class ShardReducer final : public Reducer {
  public:
-  ShardReducer(Peers& peers, SlotMemory& slots, float scale, int64_t late_elements,
-               std::shared_ptr<device::Ledger> ledger)
+  ShardReducer(Peers& peers, SlotMemory& slots, ReplicaGradients* replicas, float scale,
+               int64_t late_elements, std::shared_ptr<device::Ledger> ledger)
       : peers_(peers),
         slots_(slots),
+        replicas_(replicas),
         scale_(scale),
         late_(peers, scale, late_elements),
         ledger_(std::move(ledger)),
@@ -39,7 +41,11 @@ class ShardReducer final : public Reducer {
 
   [[nodiscard]] bool reduces_every_backward() const noexcept override { return true; }
 
-  void begin() override { uses_.clear(); }
+  void begin(bool last) override {
+    last_ = last;
+    unsummed_ = nullptr;
+    uses_.clear();
+  }
 
   // libtorch's allocator on a GPU gives the memory to the next forward's activations; on the host it would go
   // back to the system, page by page.
@@ -61,6 +67,9 @@ class ShardReducer final : public Reducer {
   void finish() override {
     peers_.device().wait(LaneKind::compute, peers_.device().record(LaneKind::reduce));
     late_.run();
+    if (replicas_ == nullptr) return;
+    sum_replicas_of(nullptr);
+    replicas_->finish();
   }
 
   [[nodiscard]] std::span<const SlotUse> uses() const noexcept override { return uses_; }
@@ -99,10 +108,15 @@ class ShardReducer final : public Reducer {
   [[nodiscard]] bool bytes_in_use(int slot);
   void reduce_whole(ParameterGroup& group, std::span<const buffer::ReduceTarget> outputs);
   std::vector<buffer::ReduceTarget> targets(ParameterGroup& group);
+  std::vector<buffer::ReduceTarget> own_targets(ParameterGroup& group);
   void renew_gradient(ParameterGroup& group);
+  void sum_replicas_of(ParameterGroup* next);
 
   Peers& peers_;
   SlotMemory& slots_;
+  ReplicaGradients* replicas_;
+  ParameterGroup* unsummed_ = nullptr;  // over the replicas: reduced last, its late rows come
+  bool last_ = true;                    // of its window, this backward is
   float scale_;
   LateRows late_;
   std::shared_ptr<device::Ledger> ledger_;
@@ -124,6 +138,7 @@ bool ShardReducer::bytes_in_use(int slot) {
 }
 
 void ShardReducer::forget() {
+  if (replicas_ != nullptr) replicas_->forget();
   late_.drop_stale();
   for (int slot = 0; slot < slots_.slots(); ++slot) {
     if (state(slot).open) slots_.move(slot, device::State::closed);
@@ -251,6 +266,13 @@ void ShardReducer::reduce(ParameterGroup& group) {
   for (const auto& parameter : group.parameters) parameter->contributed = false;
   late_.due(group, outputs, peers_.device().record(LaneKind::reduce));
   late_.run(&group);
+  if (replicas_ != nullptr) sum_replicas_of(&group);
+}
+
+// At a window's last backward, of the group before `next`: all its late rows have been launched.
+void ShardReducer::sum_replicas_of(ParameterGroup* next) {
+  ParameterGroup* group = std::exchange(unsummed_, next);
+  if (group != nullptr && last_) replicas_->reduce(*group);
 }
 
 void ShardReducer::reduce_whole(ParameterGroup& group, std::span<const buffer::ReduceTarget> outputs) {
@@ -308,8 +330,17 @@ at::Tensor piece_of(const at::Tensor& whole, int64_t offset, int64_t count) {
   return piece;
 }
 
-// As `.grad` always did: stored where there is none, else added.
 std::vector<buffer::ReduceTarget> ShardReducer::targets(ParameterGroup& group) {
+  if (replicas_ == nullptr) return own_targets(group);
+  std::vector<buffer::ReduceTarget> result;
+  for (const buffer::ReduceTarget& target : replicas_->targets(group, peers_.rank())) {
+    late_.cut(target, *group.parameters[static_cast<std::size_t>(target.segment.parameter)], result);
+  }
+  return result;
+}
+
+// As `.grad` always did: stored where there is none, else added.
+std::vector<buffer::ReduceTarget> ShardReducer::own_targets(ParameterGroup& group) {
   const at::NoGradGuard no_grad;
   renew_gradient(group);
   std::vector<buffer::ReduceTarget> result;
@@ -335,9 +366,10 @@ std::vector<buffer::ReduceTarget> ShardReducer::targets(ParameterGroup& group) {
 
 }  // namespace
 
-std::unique_ptr<Reducer> make_shard_reducer(Peers& peers, SlotMemory& slots, float scale,
-                                            int64_t late_elements, std::shared_ptr<device::Ledger> ledger) {
-  return std::make_unique<ShardReducer>(peers, slots, scale, late_elements, std::move(ledger));
+std::unique_ptr<Reducer> make_shard_reducer(Peers& peers, SlotMemory& slots, ReplicaGradients* replicas,
+                                            float scale, int64_t late_elements,
+                                            std::shared_ptr<device::Ledger> ledger) {
+  return std::make_unique<ShardReducer>(peers, slots, replicas, scale, late_elements, std::move(ledger));
 }
 
 }  // namespace fsdpp::runtime

@@ -39,10 +39,10 @@ void announce_read(device::Device& device, const ParameterGroup& group) {
 
 // This rank's gradients of `group` at their places in a shard, and behind it, per parameter, whether it has
 // one here.
-void fill_gradient_shard(const ParameterGroup& group, int rank, bool whole, float* shard) {
-  float* defined = shard + group.layout->shard_numel();
+void fill_gradient_shard(const ParameterGroup& group, bool whole, float* shard) {
+  float* defined = shard + group.main_numel();
   for (const auto& parameter : group.parameters) *defined++ = parameter->shard.grad().defined() ? 1 : 0;
-  for (const layout::Segment& segment : group.layout->segments(rank)) {
+  for (const layout::Segment& segment : group.main_layout->segments(group.main_part)) {
     const at::Tensor gradient = group.parameters[static_cast<std::size_t>(segment.parameter)]->shard.grad();
     if (!gradient.defined()) continue;
     copy_elements(gradient, whole ? segment.parameter_offset : 0, segment.count,
@@ -85,7 +85,8 @@ void ShardedModel::hold_all() { core_->hold_all(true); }
 void ShardedModel::release_all() { core_->hold_all(false); }
 const device::Ledger& ShardedModel::memory() const { return *core_->ledger; }
 const Options& ShardedModel::options() const { return core_->options; }
-comm::PeerGroup& ShardedModel::group() const { return core_->group; }
+comm::PeerGroup& ShardedModel::group() const { return core_->ranks.whole; }
+comm::PeerGroup& ShardedModel::owners() const { return core_->owners().group(); }
 device::Device& ShardedModel::device() const { return *core_->device; }
 bool ShardedModel::at_rest() const { return core_->residency->at_rest(); }
 std::shared_ptr<Pass> ShardedModel::enter(int unit) { return core_->enter(unit); }
@@ -97,7 +98,7 @@ void ShardedModel::finish(const std::shared_ptr<Pass>& pass, bool raised) { core
 const std::shared_ptr<device::Ledger>& ShardedModel::ledger() const { return core_->ledger; }
 void ShardedModel::update_and_publish(const std::function<void()>& update) { core_->publish_by(update); }
 void ShardedModel::exchange_scalars(const double* own, double* all) {
-  core_->peers->exchange_scalars(own, all);
+  core_->owners().exchange_scalars(own, all);
 }
 
 std::vector<ShardedModel::ShardRun> ShardedModel::shard_runs() const {
@@ -105,7 +106,8 @@ std::vector<ShardedModel::ShardRun> ShardedModel::shard_runs() const {
   for (const auto& parameter : core_->parameters) {
     const ParameterGroup& group = *parameter->group;
     auto* main = parameter->shard.numel() == 0 ? nullptr : parameter->shard.data_ptr<float>();
-    const int64_t offset = main == nullptr ? 0 : main - reinterpret_cast<float*>(group.main->data());
+    const int64_t in_main = main == nullptr ? 0 : main - reinterpret_cast<float*>(group.main->data());
+    const int64_t offset = in_main + (group.published ? group.main_offset : 0);
     std::byte* model = group.published ? group.published->local() : group.weights->data();
     if (model == group.main->data()) model = nullptr;
     runs.push_back({parameter->shard, main,
@@ -147,7 +149,7 @@ std::string ShardedModel::memory_plan() const {
               "); gradient slots: ", human_bytes(slots.bytes()), " for ", slots.buffers().size(),
               " groups; published weights: ", human_bytes(core_->publisher->bytes()),
               "; full weights that stay: ", human_bytes(core_->publisher->kept_bytes()), "; lanes through ",
-              core_->group.lanes().describe());
+              core_->ranks.shard.lanes().describe());
 }
 
 std::vector<at::Tensor> ShardedModel::full_weights() {
@@ -182,26 +184,27 @@ std::vector<at::Tensor> ShardedModel::full_gradients() {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> whole(core_->parameters.size());
   const bool replicated = !shards_optimizer(core_->options.strategy);
+  comm::PeerGroup& owners = core_->owners().group();
   core_->device->wait(LaneKind::host, core_->device->record(LaneKind::compute));
   for (const ParameterGroup* group : core_->groups) {
     if (!group->trainable) continue;
-    const int64_t count = group->layout->shard_numel();
+    const int64_t count = group->main_numel();
     const std::size_t parameters = group->parameters.size();
-    const auto memory = core_->group.allocate((static_cast<std::size_t>(count) + parameters) * sizeof(float),
-                                              "gradients to read");
-    const int rank = core_->group.rank();
+    const auto memory =
+        owners.allocate((static_cast<std::size_t>(count) + parameters) * sizeof(float), "gradients to read");
     announce_read(*core_->device, *group);
-    fill_gradient_shard(*group, rank, replicated, reinterpret_cast<float*>(memory->peer(rank)));
-    core_->group.barrier();
+    fill_gradient_shard(*group, replicated, reinterpret_cast<float*>(memory->peer(owners.rank())));
+    owners.barrier();
     at::Tensor flat = at::empty({group->layout->full_numel()}, at::kFloat);  // on the host
     std::vector<bool> defined(parameters, true);                             // on every rank
-    for (int r = 0; r < core_->group.ranks(); ++r) {
+    for (int r = 0; r < owners.ranks(); ++r) {
       const auto* shard = reinterpret_cast<const float*>(memory->peer(r));
-      std::memcpy(flat.data_ptr<float>() + r * count, shard, static_cast<std::size_t>(count) * sizeof(float));
+      std::memcpy(flat.data_ptr<float>() + core_->part_of_owner(r) * count, shard,
+                  static_cast<std::size_t>(count) * sizeof(float));
       for (std::size_t i = 0; i < parameters; ++i)
         defined[i] = defined[i] && shard[count + static_cast<int64_t>(i)] != 0;
     }
-    core_->group.barrier();
+    owners.barrier();
     cut(*group, flat.to(group->place), whole, core_->parameters);
     for (std::size_t i = 0; i < whole.size(); ++i) {
       const Parameter& parameter = *core_->parameters[i];
@@ -228,7 +231,7 @@ void ShardedModel::load_weights(const std::vector<at::Tensor>& weights) {
       parameter.shard.detach().copy_(weights[i]);
       continue;
     }
-    for (const layout::Segment& segment : group.layout->segments(core_->group.rank())) {
+    for (const layout::Segment& segment : group.main_layout->segments(group.main_part)) {
       if (segment.parameter != parameter.index) continue;
       copy_elements(weights[i], segment.parameter_offset, segment.count,
                     reinterpret_cast<float*>(group.main->data()) + segment.shard_offset, group.place);

@@ -88,7 +88,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
 
   /// Says that main weights were written (an optimizer step, a checkpoint): the next forward publishes them.
   void weights_changed();
-  /// Promises that every change of main weights inside a window will be told with weights_changed(). Without
+  /// Promises that every change of main weights will be told with weights_changed(), on all ranks, as
+  /// optimizers of ours do; who swaps other weights in, for an evaluation say, then tells that too. Without
   /// the promise they are presumed changed at every root forward outside a declared window, since a fused
   /// optimizer or a `.data` write leaves no trace.
   void promise_to_tell();
@@ -106,6 +107,10 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   [[nodiscard]] const device::Ledger& memory() const;
   [[nodiscard]] const Options& options() const;
   [[nodiscard]] comm::PeerGroup& group() const;
+  /// The ranks whose shards() together are the model, each element once: all of group(), or on a hybrid mesh
+  /// whose replicas all have the whole optimizer state, those along "shard". What is summed over shards (a
+  /// norm) is summed over these. Under no_shard each rank has everything.
+  [[nodiscard]] comm::PeerGroup& owners() const;
   [[nodiscard]] device::Device& device() const;
   /// True when no unit is gathered (always under no_shard).
   [[nodiscard]] bool at_rest() const;
@@ -133,8 +138,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// lane, when no peer reads the old one any more, and publishes the new one: the next forward casts
   /// nothing.
   void update_and_publish(const std::function<void()>& update);
-  /// Collective: `all` [ranks] gets each rank's number at `own`, in rank order; in the lanes' memory, on the
-  /// compute lane.
+  /// Collective: `all` [owners().ranks()] gets each owner's number at `own`, in rank order; in the lanes'
+  /// memory, on the compute lane.
   void exchange_scalars(const double* own, double* all);
   [[nodiscard]] const std::shared_ptr<device::Ledger>& ledger() const;
 

@@ -6,6 +6,7 @@
 #include "fsdpp/base/error.h"
 #include "fsdpp/runtime/partial_gradients.h"
 #include "fsdpp/runtime/reducer.h"
+#include "fsdpp/runtime/replica_gradients.h"
 
 namespace fsdpp::runtime {
 namespace {
@@ -14,9 +15,10 @@ using device::LaneKind;
 
 class WindowReducer final : public Reducer {
  public:
-  WindowReducer(Peers& peers, SlotMemory& slots, float scale, bool whole)
+  WindowReducer(Peers& peers, SlotMemory& slots, ReplicaGradients* replicas, float scale, bool whole)
       : peers_(peers),
         slots_(slots),
+        replicas_(replicas),
         scale_(scale),
         whole_(whole),
         partial_(whole),
@@ -30,7 +32,7 @@ class WindowReducer final : public Reducer {
 
   [[nodiscard]] bool reduces_every_backward() const noexcept override { return false; }
 
-  void begin() override { reduced_.clear(); }
+  void begin(bool /*last*/) override { reduced_.clear(); }
   void forget() override {  // what was accumulated shows in the gradients and stays
     for (int slot = 0; slot < slots_.slots(); ++slot)
       for (const auto& parameter : slots_.group(slot).parameters) partial_.drop_refused(*parameter);
@@ -54,11 +56,13 @@ class WindowReducer final : public Reducer {
   void await_pulls(int slot);
   [[nodiscard]] at::Tensor shown(int slot, const Parameter& parameter) const;
   [[nodiscard]] float* own_region(int slot) const;
-  std::vector<buffer::ReduceTarget> targets(int slot) const;
+  std::vector<buffer::ReduceTarget> targets(int slot);
+  void sum_replicas(int slot);
   void gather_regions();
 
   Peers& peers_;
   SlotMemory& slots_;
+  ReplicaGradients* replicas_;
   float scale_;
   bool whole_;
   PartialGradients partial_;
@@ -108,8 +112,9 @@ GradSink WindowReducer::open(Parameter& parameter) {
           parameter.contributed ? GradSink::Mode::add : GradSink::Mode::overwrite};
 }
 
-// This rank's region of its own slot: the sum is made in place.
-std::vector<buffer::ReduceTarget> WindowReducer::targets(int slot) const {
+// This rank's region of its own slot: the sum is made in place, unless replicas' are to be added.
+std::vector<buffer::ReduceTarget> WindowReducer::targets(int slot) {
+  if (replicas_ != nullptr) return replicas_->overwritten(slots_.group(slot), peers_.rank());
   std::vector<buffer::ReduceTarget> result;
   for (const layout::Segment& segment : slots_.group(slot).layout->segments(peers_.rank()))
     result.push_back({segment, own_region(slot) + segment.shard_offset, false});
@@ -138,11 +143,22 @@ void WindowReducer::reduce(ParameterGroup& group) {
   peers_.wait_all(LaneKind::reduce, "ready " + group.name, Channel::ready(group.id), sequence);
   buffer::reduce(peers_.route(LaneKind::reduce), slots_.buffer(slot, layout::Placement::partial),
                  targets(slot), peers_.contributors(group.id, sequence), scale_);
+  if (replicas_ != nullptr) sum_replicas(slot);
   const bool over = !whole_;
   peers_.signal(LaneKind::reduce, (over ? "pulled " : "reduced ") + group.name,
                 over ? Channel::pulled(group.id) : Channel::reduced(group.id), sequence);
   current.pulls_awaited = false;
   reduced_.push_back({slot, static_cast<int>(reduced_.size())});
+}
+
+// With all gradients on every rank, the sum goes back to this rank's region, where its peers look for it.
+void WindowReducer::sum_replicas(int slot) {
+  const ParameterGroup& group = slots_.group(slot);
+  replicas_->reduce(slots_.group(slot));
+  if (!whole_) return;
+  peers_.device().copy(LaneKind::reduce, "sum of replicas' " + group.name, own_region(slot),
+                       replicas_->shard(group),
+                       static_cast<std::size_t>(group.layout->shard_numel()) * sizeof(float));
 }
 
 // Every rank has summed its own region; the others' regions are pulled into place. The slot is the user's
@@ -162,9 +178,11 @@ void WindowReducer::finish() {
   const at::NoGradGuard no_grad;
   if (whole_) gather_regions();
   peers_.device().wait(LaneKind::compute, peers_.device().record(LaneKind::reduce));
+  if (replicas_ != nullptr) replicas_->finish();
   for (const SlotUse& use : reduced_) {
     if (whole_) await_pulls(use.slot);
     for (const auto& parameter : slots_.group(use.slot).parameters) {
+      if (!whole_ && replicas_ != nullptr) parameter->shard.mutable_grad() = replicas_->shown(*parameter);
       partial_.close(*parameter);
       parameter->contributed = false;
     }
@@ -175,8 +193,9 @@ void WindowReducer::finish() {
 
 }  // namespace
 
-std::unique_ptr<Reducer> make_window_reducer(Peers& peers, SlotMemory& slots, float scale, bool whole) {
-  return std::make_unique<WindowReducer>(peers, slots, scale, whole);
+std::unique_ptr<Reducer> make_window_reducer(Peers& peers, SlotMemory& slots, ReplicaGradients* replicas,
+                                             float scale, bool whole) {
+  return std::make_unique<WindowReducer>(peers, slots, replicas, scale, whole);
 }
 
 }  // namespace fsdpp::runtime

@@ -118,6 +118,8 @@ def test_any_number_of_ranks_gives_the_same_losses(trained, ranks):
         {"train__microbatches": 2},
         {"sharding__strategy": "no_shard"},
         {"sharding__strategy": "optim", "train__microbatches": 2},
+        {"sharding__replicas": 2},
+        {"sharding__replicas": 2, "sharding__optimizer_over_replicas": True, "train__microbatches": 2},
         {"sharding__strategy": "optim_grads", "train__microbatches": 2},
         {"sharding__fused": False},
         {"model__tied": False},
@@ -125,7 +127,7 @@ def test_any_number_of_ranks_gives_the_same_losses(trained, ranks):
     ids=lambda extra: "-".join(f"{k}={v}" for k, v in extra.items()),
 )
 def test_variants_learn_the_same(trained, extra):
-    run = trained(2, **extra)
+    run = trained(4 if "sharding__replicas" in extra else 2, **extra)
     reference = trained(1, **({"model__tied": False} if "model__tied" in extra else {}))
     assert run.losses()[:5] == pytest.approx(reference.losses()[:5], rel=1e-6)
     assert run.figures["val_loss"] == pytest.approx(reference.figures["val_loss"], rel=1e-4)

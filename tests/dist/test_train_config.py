@@ -57,6 +57,15 @@ COMMAND_LINES = {
         ["--sharding.strategy", "no_shard", "--sharding.wire_dtype", "bf16"],
         ['sharding.wire_dtype = "bf16"', 'sharding.strategy = "no_shard"', "expected fp32"],
     ),
+    "replicas": (["--sharding.replicas", "3"], ["sharding.replicas = 3", "4 ranks", "a divisor"]),
+    "no replicas": (
+        ["--sharding.optimizer_over_replicas", "true"],
+        ["sharding.optimizer_over_replicas = true", "sharding.replicas = 1", "set sharding.replicas"],
+    ),
+    "nothing to shard over replicas": (
+        ["--sharding.replicas", "2", "--sharding.optimizer_over_replicas", "true", "--sharding.strategy", "no_shard"],
+        ["sharding.optimizer_over_replicas = true", '"no_shard"', "set sharding.strategy"],
+    ),
     "heads": (["--model.heads", "3"], ["model.heads = 3", "model.dim = 32", "does not divide", "set model"]),
     "kv heads": (
         ["--model.heads", "4", "--model.kv_heads", "3"],

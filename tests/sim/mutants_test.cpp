@@ -162,13 +162,16 @@ TEST_P(SimMutants, WhatIsRedundantChangesNothing) {
   print("caught", kinds[1]);
 }
 
-INSTANTIATE_TEST_SUITE_P(Schedules, SimMutants,
-                         ::testing::Values(SimConfig{.strategy = Strategy::no_shard},
-                                           SimConfig{.strategy = Strategy::optim},
-                                           SimConfig{.strategy = Strategy::optim_grads_params},
-                                           SimConfig{.tied = true, .rows = true}, SimConfig{.late = true},
-                                           SimConfig{.ranks = 3, .microbatches = 2, .steps = 2}),
-                         [](const auto& info) { return info.param.name(); });
+INSTANTIATE_TEST_SUITE_P(
+    Schedules, SimMutants,
+    ::testing::Values(SimConfig{.strategy = Strategy::no_shard}, SimConfig{.strategy = Strategy::optim},
+                      SimConfig{
+                          .strategy = Strategy::optim_grads, .microbatches = 2, .steps = 2, .replicas = 2},
+                      SimConfig{.microbatches = 2, .steps = 2, .replicas = 2, .parted = true},
+                      SimConfig{.strategy = Strategy::optim_grads_params},
+                      SimConfig{.tied = true, .rows = true}, SimConfig{.late = true},
+                      SimConfig{.ranks = 3, .microbatches = 2, .steps = 2}),
+    [](const auto& info) { return info.param.name(); });
 
 }  // namespace
 }  // namespace fsdpp::test

@@ -76,9 +76,9 @@ TEST_P(SimTraining, TheSerialRunIsTheOracles) {
   }
   for (std::size_t i = 0; i < expected.size(); ++i) {
     std::vector<float> joined;
-    for (const auto& shards : trained.weights) {
-      if (config.strategy == Strategy::no_shard) joined.clear();
-      joined.insert(joined.end(), shards[i].begin(), shards[i].end());
+    for (const int owner : owners_in_order(config)) {
+      const auto& shard = trained.weights[static_cast<std::size_t>(owner)][i];
+      joined.insert(joined.end(), shard.begin(), shard.end());
     }
     const auto* first = expected[i].const_data_ptr<float>();
     EXPECT_EQ(joined, std::vector<float>(first, first + expected[i].numel())) << "parameter " << i;

@@ -7,6 +7,7 @@
 
 #include "fsdpp/base/error.h"
 #include "fsdpp/comm/connect.h"
+#include "fsdpp/comm/mesh_group.h"
 #include "fsdpp/device/host.h"
 #include "fsdpp/runtime/call.h"
 #include "fsdpp/runtime/fully_shard.h"
@@ -35,14 +36,17 @@ void train_rank(comm::PeerGroup& group, const SimConfig& config, std::unique_ptr
                 Trained& outcome) {
   const IntegerModel shape = model_of(config);
   const auto net = std::make_shared<DeferredNet>(shape);
-  const auto model = fully_shard(group, net, net->units(config.rows),
-                                 {.strategy = config.strategy,
-                                  .combine = config.ranks == 3 ? Combine::sum : Combine::mean,
-                                  .row_exchange_bytes = config.rows ? 0 : -1,
-                                  .keep_gathered_bytes = config.late ? -1 : 0,
-                                  .late_group_elements = config.late ? 0 : -1,
-                                  .fused = config.fused},
-                                 std::move(lanes));
+  comm::MeshGroup mesh(group, comm::hybrid_mesh(config.ranks, config.replicas));
+  const runtime::Options options{.strategy = config.strategy,
+                                 .combine = config.ranks == 3 ? Combine::sum : Combine::mean,
+                                 .row_exchange_bytes = config.rows ? 0 : -1,
+                                 .keep_gathered_bytes = config.late ? -1 : 0,
+                                 .late_group_elements = config.late ? 0 : -1,
+                                 .shard_optimizer_over_replicas = config.parted,
+                                 .fused = config.fused};
+  const auto units = net->units(config.rows);
+  const auto model = config.replicas > 1 ? fully_shard(mesh, net, units, options, std::move(lanes))
+                                         : fully_shard(group, net, units, options, std::move(lanes));
   device::Device& device = model->device();
   static_cast<void>(take_weights_read(device));  // of an earlier one at the same address
   std::vector<at::Tensor> losses;
@@ -96,6 +100,19 @@ std::vector<SimConfig> make_configs() {
         configs.push_back({ranks, strategy, microbatches, /*tied=*/false, /*rows=*/false, /*fused=*/false});
     }
   }
+  for (const int microbatches : {1, 2}) {
+    for (const Strategy strategy : runtime::kStrategies) {
+      SimConfig config{.ranks = 4, .strategy = strategy, .microbatches = microbatches, .replicas = 2};
+      configs.push_back(config);
+      if (!shards_optimizer(strategy)) continue;
+      config.parted = true;
+      configs.push_back(config);
+      if (!shards_parameters(strategy)) continue;
+      config.tied = config.rows = config.late = true;
+      configs.push_back(config);
+    }
+  }
+  configs.push_back({.ranks = 3, .microbatches = 2, .late = true, .replicas = 3, .parted = true});
   return configs;
 }
 
@@ -113,7 +130,19 @@ uint64_t seeds_asked_for(uint64_t otherwise) {
 
 std::string SimConfig::name() const {
   return text("ranks", ranks, "_", runtime::to_string(strategy), "_mb", microbatches,
-              tied ? "_tied" : "_untied", rows ? "_rows" : "", fused ? "" : "_unfused", late ? "_late" : "");
+              tied ? "_tied" : "_untied", rows ? "_rows" : "", fused ? "" : "_unfused", late ? "_late" : "",
+              replicas > 1 ? text("_replicas", replicas) : "", parted ? "_parted" : "");
+}
+
+std::vector<int> owners_in_order(const SimConfig& config) {
+  if (config.strategy == Strategy::no_shard) return {0};
+  const int shards = config.ranks / config.replicas;
+  std::vector<int> order;
+  for (int shard = 0; shard < shards; ++shard) {
+    for (int replica = 0; replica < (config.parted ? config.replicas : 1); ++replica)
+      order.push_back(replica * shards + shard);
+  }
+  return order;
 }
 
 IntegerModel model_of(const SimConfig& config) { return {.tied = config.tied}; }

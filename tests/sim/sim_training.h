@@ -21,7 +21,9 @@ struct SimConfig {
   bool rows = false;  // the embedding is exchanged by rows
   bool fused = true;  // else autograd brings the weight gradients
   int steps = 3;
-  bool late = false;  // own rows are added onto the peers' sum
+  bool late = false;    // own rows are added onto the peers' sum
+  int replicas = 1;     // of each shard, on a hybrid mesh
+  bool parted = false;  // main weights are sharded over the replicas too
 
   /// "ranks2-sharded-mb1-untied", unique among sim_configs().
   [[nodiscard]] std::string name() const;
@@ -32,6 +34,9 @@ struct SimConfig {
 
 /// Every configuration that the simulation runs.
 [[nodiscard]] const std::vector<SimConfig>& sim_configs();
+
+/// The ranks whose shards one after another are the weights.
+[[nodiscard]] std::vector<int> owners_in_order(const SimConfig& config);
 
 [[nodiscard]] IntegerModel model_of(const SimConfig& config);
 [[nodiscard]] Descent descent_of(const SimConfig& config);

@@ -114,10 +114,30 @@ class Watch {
 };
 
 thread_local Watch* of_this_thread = nullptr;
+std::atomic<int> replicas_asked_for{1};
+
+// A model and the mesh that it needs as long as it lives.
+struct ModelOnMesh {
+  comm::MeshGroup mesh;
+  std::shared_ptr<runtime::ShardedModel> model;
+};
+
+// `device`, or the host's, seen by the watch of this thread's run.
+std::unique_ptr<device::Device> watched(const comm::PeerGroup& group,
+                                        std::unique_ptr<device::Device> device) {
+  if (of_this_thread == nullptr) {
+    throw std::logic_error("watched_shard: this thread is no rank of run_watched_ranks()");
+  }
+  if (device == nullptr) device = std::make_unique<device::HostDevice>();
+  device->observe(of_this_thread->next(group.rank()));
+  return device;
+}
 
 }  // namespace
 
 uint64_t hazards_checked() noexcept { return total; }
+
+void watch_replicas(int replicas) noexcept { replicas_asked_for = replicas; }
 
 void run_watched_ranks(int ranks, const std::function<void(comm::PeerGroup&)>& body,
                        std::chrono::milliseconds timeout) {
@@ -142,12 +162,20 @@ std::shared_ptr<runtime::ShardedModel> watched_shard(comm::PeerGroup& group,
                                                      const std::vector<runtime::UnitSpec>& units,
                                                      runtime::Options options,
                                                      std::unique_ptr<device::Device> device) {
-  if (of_this_thread == nullptr) {
-    throw std::logic_error("watched_shard: this thread is no rank of run_watched_ranks()");
-  }
-  if (device == nullptr) device = std::make_unique<device::HostDevice>();
-  device->observe(of_this_thread->next(group.rank()));
-  return fully_shard(group, root, units, options, std::move(device));
+  const int replicas = replicas_asked_for;
+  if (replicas == 1) return fully_shard(group, root, units, options, watched(group, std::move(device)));
+  const auto both = std::make_shared<ModelOnMesh>(
+      ModelOnMesh{comm::MeshGroup(group, comm::hybrid_mesh(group.ranks(), replicas)), nullptr});
+  both->model = watched_shard(both->mesh, root, units, options, std::move(device));
+  return {both, both->model.get()};
+}
+
+std::shared_ptr<runtime::ShardedModel> watched_shard(comm::MeshGroup& mesh,
+                                                     const std::shared_ptr<torch::nn::Module>& root,
+                                                     const std::vector<runtime::UnitSpec>& units,
+                                                     runtime::Options options,
+                                                     std::unique_ptr<device::Device> device) {
+  return fully_shard(mesh, root, units, options, watched(mesh.whole(), std::move(device)));
 }
 
 }  // namespace fsdpp::test

@@ -24,10 +24,19 @@ void run_watched_ranks(int ranks, const std::function<void(comm::PeerGroup&)>& b
     const std::vector<runtime::UnitSpec>& units, runtime::Options options = {},
     std::unique_ptr<device::Device> device = nullptr);
 
-/// The same with one module per unit, for any module type.
-template <class Module>
+/// From now on watched_shard() of a group arranges its ranks in a hybrid mesh of `replicas` (1: none).
+void watch_replicas(int replicas) noexcept;
+
+/// The same on a mesh.
 [[nodiscard]] std::shared_ptr<runtime::ShardedModel> watched_shard(
-    comm::PeerGroup& group, const std::shared_ptr<torch::nn::Module>& root,
+    comm::MeshGroup& mesh, const std::shared_ptr<torch::nn::Module>& root,
+    const std::vector<runtime::UnitSpec>& units, runtime::Options options = {},
+    std::unique_ptr<device::Device> device = nullptr);
+
+/// The same with one module per unit, for any module type.
+template <class GroupOrMesh, class Module>
+[[nodiscard]] std::shared_ptr<runtime::ShardedModel> watched_shard(
+    GroupOrMesh& group, const std::shared_ptr<torch::nn::Module>& root,
     const std::vector<std::shared_ptr<Module>>& units, runtime::Options options = {},
     std::unique_ptr<device::Device> device = nullptr) {
   std::vector<runtime::UnitSpec> specs;

@@ -18,6 +18,7 @@
 #include "fsdpp/base/error.h"
 #include "fsdpp/comm/connect.h"
 #include "fsdpp/runtime/fully_shard.h"
+#include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_net.h"
 
 namespace fsdpp::test {
@@ -30,25 +31,35 @@ using runtime::Strategy;
 struct Ranks {
   Strategy strategy;
   int count;
-  bool late;  // rows that a rank owns are added onto the peers' sum, however few
+  bool late = false;    // rows that a rank owns are added onto the peers' sum, however few
+  int replicas = 1;     // of each shard, on a hybrid mesh
+  bool parted = false;  // main weights are sharded over them too
 };
 
-/// A test that runs under both strategies with 1 to 4 thread ranks.
+/// A test that runs under every strategy with 1 to 4 thread ranks, also arranged as a hybrid mesh.
 class OnRanks : public ::testing::TestWithParam<Ranks> {
  public:
+  void SetUp() override { watch_replicas(GetParam().replicas); }
+  void TearDown() override { watch_replicas(1); }
   static Strategy strategy() { return GetParam().strategy; }
   static int ranks() { return GetParam().count; }
+  static bool hybrid() { return GetParam().replicas > 1; }
+  static bool parted() { return GetParam().parted; }
   static bool sharded() { return shards_optimizer(strategy()); }
   static bool reduces_every_backward() { return shards_gradients(strategy()); }
   /// Sums, since a mean over three ranks is not exact.
   static Options options() {
-    return {.strategy = strategy(), .combine = Combine::sum, .late_group_elements = GetParam().late ? 0 : -1};
+    return {.strategy = strategy(),
+            .combine = Combine::sum,
+            .late_group_elements = GetParam().late ? 0 : -1,
+            .shard_optimizer_over_replicas = GetParam().parted};
   }
 };
 
 inline std::string parameters_name(const ::testing::TestParamInfo<Ranks>& info) {
   return runtime::to_string(info.param.strategy) + "_on_" + std::to_string(info.param.count) +
-         (info.param.late ? "_late" : "");
+         (info.param.replicas > 1 ? "_in_" + std::to_string(info.param.replicas) : "") +
+         (info.param.parted ? "_parted" : "") + (info.param.late ? "_late" : "");
 }
 
 inline auto all_ranks() {
@@ -57,6 +68,12 @@ inline auto all_ranks() {
     for (const Strategy strategy : runtime::kStrategies) all.push_back({strategy, count, false});
     if (count > 1) all.push_back({Strategy::optim_grads_params, count, true});
   }
+  all.push_back({Strategy::no_shard, 4, false, 2});
+  all.push_back({Strategy::optim, 4, false, 2});
+  all.push_back({Strategy::optim, 4, false, 2, true});
+  all.push_back({Strategy::optim_grads_params, 3, false, 3});
+  all.push_back({Strategy::optim_grads_params, 4, true, 2});
+  all.push_back({Strategy::optim_grads_params, 4, true, 2, true});
   return ::testing::ValuesIn(all);
 }
 

@@ -170,6 +170,27 @@ TEST(ShardLayout, RandomListsKeepEveryPromise) {
   EXPECT_GT(painted, kLists / 10) << "too few lists were small enough for the element-wise check";
 }
 
+// Each shard of a hybrid mesh is cut over the replicas: both layouts mean the same places.
+TEST(ShardLayout, PartsOfShardsAreTheShardsOfMoreRanks) {
+  for (uint64_t seed = 1; seed <= 2000; ++seed) {
+    std::mt19937_64 random(seed);
+    std::vector<Shape> shapes(1 + random() % 6);
+    for (size_t i = 0; i < shapes.size(); ++i) shapes[i] = {"p" + std::to_string(i), random_sizes(random)};
+    const int64_t element_bytes = kBytes[random() % 4];
+    const int ranks = static_cast<int>(1 + random() % 9);
+    const int parts = static_cast<int>(1 + random() % 5);
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", " + describe(shapes, element_bytes, ranks));
+    const ShardLayout coarse = ShardLayout::flat(shapes, element_bytes, ranks, parts);
+    const ShardLayout fine = ShardLayout::flat(shapes, element_bytes, ranks * parts);
+    ASSERT_EQ(coarse.full_numel(), fine.full_numel());
+    ASSERT_EQ(coarse.shard_numel(), parts * fine.shard_numel());
+    for (int i = 0; i < static_cast<int>(shapes.size()); ++i)
+      ASSERT_EQ(coarse.parameter_offset(i), fine.parameter_offset(i));
+    coarse.check();
+  }
+  EXPECT_THROW(static_cast<void>(ShardLayout::flat({{"w", {4}}}, 4, 2, 0)), UsageError);
+}
+
 TEST(ShardLayout, SmallAndEmptyShapes) {
   const std::vector<std::vector<Shape>> lists = {
       {},
