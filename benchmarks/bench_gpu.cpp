@@ -13,6 +13,7 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -42,6 +43,8 @@ struct Arguments {
   nn::LlamaConfig model{.rope_theta = 500000, .dtype = at::kBFloat16};
   int64_t sequence = 4096;
   int64_t batch = 1;
+  int64_t microbatches = 1;
+  std::string strategy = "optim_grads_params";
   bool optimizer = false;
   std::string wire = "fp32";
   double keep_gib = 0;
@@ -66,6 +69,8 @@ Arguments parse(int argc, char** argv) {
   app.add_option("--vocabulary", a.model.vocabulary);
   app.add_option("--sequence", a.sequence);
   app.add_option("--batch", a.batch, "sequences per GPU");
+  app.add_option("--microbatches", a.microbatches, "per step, each of so many sequences");
+  app.add_option("--strategy", a.strategy, "of ours");
   app.add_flag("--optimizer", a.optimizer);
   app.add_option("--wire", a.wire, "of ours: gradients on their way to their owners")
       ->check(CLI::IsMember({"fp32", "bf16"}));
@@ -86,18 +91,22 @@ Arguments parse(int argc, char** argv) {
   return a;
 }
 
-/// The floor's fp32 weight gradients: memory per weight, written by the GEMM.
+/// The floor's fp32 weight gradients: memory per weight, written by the GEMM, which adds the later
+/// microbatches'.
 class PlainSink final : public runtime::SinkOwner {
  public:
   explicit PlainSink(const at::Tensor& weight)
       : gradient_(at::empty_like(weight, weight.options().dtype(at::kFloat).requires_grad(false))) {}
   void ensure_resident() override {}
   std::optional<runtime::GradSink> open() override {
-    return runtime::GradSink{gradient_, runtime::GradSink::Mode::overwrite};
+    using Mode = runtime::GradSink::Mode;
+    return runtime::GradSink{gradient_, written_ ? Mode::add : Mode::overwrite};
   }
-  void report() override {}
+  void report() override { written_ = true; }
+  void clear() { written_ = false; }
 
  private:
+  bool written_ = false;
   at::Tensor gradient_;
 };
 
@@ -114,6 +123,7 @@ class Row {
       if (a.wgrad == "fp32") write_fp32();
     } else {
       runtime::Options options;
+      options.strategy = runtime::strategy_from(a.strategy);
       options.fused = a.row != "ours-copy";
       options.late_group_elements = a.late_elements;
       if (a.wire == "bf16") options.wire_dtype = at::kBFloat16;
@@ -151,8 +161,19 @@ class Row {
  private:
   at::Tensor eager_step() {
     clear();
-    const at::Tensor loss = call(*model_, tokens_, targets_);
-    loss.backward();
+    at::Tensor loss;
+    for (int64_t i = 0; i < a_.microbatches; ++i) {
+      const auto pass = [&] {
+        loss = call(*model_, tokens_, targets_);
+        loss.backward();
+      };
+      if (!sharded_) {
+        pass();
+        continue;
+      }
+      const auto scope = sharded_->microbatch(i + 1 == a_.microbatches);
+      pass();
+    }
     if (optimizer_) {
       optimizer_->step(kLearningRate);
     } else if (sharded_) {  // as after an optimizer: the next step gathers anew
@@ -167,12 +188,13 @@ class Row {
     for (const at::Tensor& weight : model_->parameters()) count += weight.numel();
     return count;
   }
-  [[nodiscard]] int64_t tokens() const { return a_.batch * a_.sequence; }
+  [[nodiscard]] int64_t tokens() const { return a_.batch * a_.sequence * a_.microbatches; }
 
  private:
   void clear() {
     if (sharded_) return sharded_->zero_grad();
     for (const at::Tensor& weight : model_->parameters()) weight.mutable_grad().reset();
+    for (const auto& sink : sinks_) sink->clear();
   }
   void write_fp32() {
     for (const at::Tensor& weight : model_->parameters()) {

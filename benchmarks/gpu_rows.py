@@ -18,7 +18,8 @@ class Shape:
     kv_heads: int
     vocabulary: int
     sequence: int
-    batch: int  # sequences per GPU
+    batch: int  # sequences per GPU and microbatch
+    microbatches: int = 1
 
     def matmul_parameters(self):
         """Weights that every token is multiplied with: all but the embedding and the norms."""
@@ -31,7 +32,7 @@ class Shape:
 
     def tokens(self):
         """Tokens of one GPU's step."""
-        return self.batch * self.sequence
+        return self.microbatches * self.batch * self.sequence
 
     def flops_per_token(self):
         """Forward and backward without recompute: 6 per weight of a product, and for attention 6 * layers * sequence *
@@ -46,13 +47,16 @@ class Shape:
         return [str(part) for pair in pairs for part in pair]
 
 
-def _large(batch):
-    return Shape(layers=16, dim=4096, ffn=14336, heads=32, kv_heads=8, vocabulary=128256, sequence=4096, batch=batch)
+def _large(batch, microbatches=1):
+    return Shape(layers=16, dim=4096, ffn=14336, heads=32, kv_heads=8, vocabulary=128256, sequence=4096, batch=batch,
+                 microbatches=microbatches)
 
 
 SHAPES = {
     "4.54b-1": _large(batch=1),
     "4.54b-2": _large(batch=2),
+    # Microbatches of one optimizer step: where the strategies differ.
+    "microbatches": _large(batch=1, microbatches=4),
     # Bound by the host: its kernels are short.
     "small": Shape(layers=24, dim=1024, ffn=2816, heads=16, kv_heads=4, vocabulary=32000, sequence=1024, batch=1),
 }
@@ -108,6 +112,11 @@ _SHARDED = [
     _fsdp2("fsdp2-compiled", "--compile"),
     _fsdp2("fsdp2-expandable", environment=EXPANDABLE),
     _ours("ours-slots", *KEEP_ALL, "--late-elements", "-1", kind="ours", default=False),
+    _ours("ours-optim", "--strategy", "optim", kind="ours", default=False),
+    _ours("ours-optim-copy", "--strategy", "optim", kind="ours-copy", default=False),
+    _ours("ours-optim-grads", "--strategy", "optim_grads", kind="ours", default=False),
+    _ours("ours-no-shard", "--strategy", "no_shard", kind="ours", default=False),
+    _fsdp2("fsdp2-nosync", "--keep", "--no-sync", default=False),
     *(_fsdp2(f"fsdp2-prefetch{depth}", "--prefetch", str(depth), default=depth == 1) for depth in (0, 1, 3)),
 ]
 
@@ -121,9 +130,11 @@ ROWS = {row.name: row for row in [*_UNSHARDED, *(both for row in _SHARDED for bo
 
 
 def select_shapes(names):
-    """The shapes called `names`, "4.54b" meaning both batches; all of them when it is empty. Throws ValueError."""
+    """The shapes called `names`, "4.54b" meaning both batches; when it is empty all but "microbatches", which has rows of
+    its own. Throws ValueError.
+    """
     chosen = []
-    for name in names or SHAPES:
+    for name in names or [shape for shape in SHAPES if shape != "microbatches"]:
         found = [shape for shape in SHAPES if shape == name or shape.rpartition("-")[0] == name]
         if not found:
             raise ValueError(f"shape {name}: not one of {', '.join(['4.54b', *SHAPES])}")

@@ -43,6 +43,8 @@ def parse_arguments(arguments=None):
                           ("vocabulary", 128256), ("sequence", 4096)]:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--batch", type=int, default=1, help="sequences per GPU")
+    parser.add_argument("--microbatches", type=int, default=1, help="per step, each of so many sequences")
+    parser.add_argument("--no-sync", action="store_true", help="gradients are reduced at the last microbatch only")
     parser.add_argument("--reduce", choices=("fp32", "bf16"), default="fp32", help="dtype of FSDP2's gradient reduce")
     parser.add_argument("--prefetch", type=int, default=2, help="units gathered ahead; 0: FSDP2's default")
     parser.add_argument("--keep", action="store_true", help="reshard_after_forward=False for every unit")
@@ -114,8 +116,11 @@ def make_step(model, arguments, rank):
     def step():
         for parameter in parameters:
             parameter.grad = None
-        loss = model(tokens, targets)
-        loss.backward()
+        for index in range(arguments.microbatches):
+            if arguments.no_sync:
+                model.set_requires_gradient_sync(index + 1 == arguments.microbatches)
+            loss = model(tokens, targets)
+            loss.backward()
         if optimizer is not None:
             optimizer.step()
         return loss.detach()
@@ -263,7 +268,7 @@ def run_rank(arguments):
         meeting.wait("end")  # a communicator ends on all ranks together
     meeting.leave()
     return {"row": arguments.row, "rank": rank, **figures, "parameters": parameters,
-            "tokens": arguments.batch * arguments.sequence}
+            "tokens": arguments.microbatches * arguments.batch * arguments.sequence}
 
 
 def main():

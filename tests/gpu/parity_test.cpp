@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fsdpp/base/error.h"
+#include "fsdpp/comm/mesh_group.h"
 #include "fsdpp/device/cuda.h"
 #include "fsdpp/runtime/call.h"
 #include "fsdpp/runtime/fully_shard.h"
@@ -39,12 +40,15 @@ struct Configuration {
   bool kept = false;  // full weights stay where they are
   bool late = false;  // own rows are added onto the peers' sum, however few
   bool bf16_wire = false;
+  bool replicas = false;  // every rank is a replica of the others on a hybrid mesh
+  bool parted = false;    // which shard the main weights among themselves
 };
 
 std::string name_of(const Configuration& c) {
   return text(runtime::to_string(c.strategy), ", ", c.microbatches, " microbatches", c.tied ? ", tied" : "",
               c.fused ? ", fused" : ", unfused", c.bf16 ? ", bf16" : ", fp32", c.rows ? ", rows" : "",
-              c.kept ? ", kept" : "", c.late ? ", late" : "", c.bf16_wire ? ", bf16 wire" : "");
+              c.kept ? ", kept" : "", c.late ? ", late" : "", c.bf16_wire ? ", bf16 wire" : "",
+              c.replicas ? ", replicas" : "", c.parted ? ", parted" : "");
 }
 
 std::vector<Configuration> configurations() {
@@ -55,6 +59,12 @@ std::vector<Configuration> configurations() {
         for (const bool fused : {false, true}) {
           for (const bool bf16 : {false, true}) {
             all.push_back({strategy, microbatches, tied, fused, bf16});
+            Configuration hybrid = all.back();
+            hybrid.replicas = true;
+            all.push_back(hybrid);
+            hybrid.parted = shards_optimizer(strategy);
+            hybrid.late = shards_gradients(strategy);
+            if (hybrid.parted) all.push_back(hybrid);
             if (!fused || !shards_gradients(strategy)) continue;
             all.push_back({strategy, microbatches, tied, fused, bf16, true});
             if (!shards_parameters(strategy)) continue;
@@ -84,9 +94,9 @@ bool same(const at::Tensor& actual, const at::Tensor& expected, const std::strin
 /// step is taken again and again.
 class Training {
  public:
-  Training(comm::PeerGroup& group, const Configuration& c, std::unique_ptr<device::Device> lanes,
+  Training(comm::MeshGroup& replicas, const Configuration& c, std::unique_ptr<device::Device> lanes,
            int steps = kSteps)
-      : group_(group),
+      : group_(replicas.whole()),
         steps_(steps),
         c_(c),
         model_{.tied = c.tied},
@@ -98,10 +108,13 @@ class Training {
                              .wire_dtype = c.bf16_wire ? at::kBFloat16 : at::kFloat,
                              .keep_gathered_bytes = c.kept ? -1 : 0,
                              .late_group_elements = c.late ? 0 : -1,
+                             .shard_optimizer_over_replicas = c.parted,
                              .fused = c.fused};
     if (c.bf16) options.model_dtype = at::kBFloat16;
-    sharded_ = c.rows ? fully_shard(group, net_, net_->units_with_rows(), options, std::move(lanes))
-                      : fully_shard(group, net_, net_->units(), options, std::move(lanes));
+    std::vector<runtime::UnitSpec> units = net_->units_with_rows();
+    if (!c.rows) units.erase(units.begin());
+    sharded_ = c.replicas ? fully_shard(replicas, net_, units, options, std::move(lanes))
+                          : fully_shard(group_, net_, units, options, std::move(lanes));
   }
 
   bool run(const std::vector<OracleStep>& oracle) {
@@ -154,16 +167,18 @@ class Training {
 };
 
 bool train_all(comm::PeerGroup& group, const device::CudaOptions& lanes) {
+  comm::MeshGroup replicas(group, comm::hybrid_mesh(group.ranks(), group.ranks()));
   bool right = true;
   int count = 0;
   for (const Configuration& c : configurations()) {
     if (c.bf16_wire && group.lanes().collectives() != nullptr) continue;  // refused
+    if (c.replicas && group.ranks() == 1) continue;
     const std::vector<OracleStep> oracle =
         integer_oracle({.tied = c.tied}, Descent{.steps = kSteps,
                                                  .pieces = group.ranks() * c.microbatches,
                                                  .divisor = group.ranks(),
                                                  .rate = kRate});
-    const bool one = Training(group, c, device::make_cuda_device(group.rank(), lanes)).run(oracle);
+    const bool one = Training(replicas, c, device::make_cuda_device(group.rank(), lanes)).run(oracle);
     if (!one) std::cerr << "wrong: " << name_of(c) << "\n";
     right = right && one;
     ++count;
@@ -181,9 +196,11 @@ const RegisterGpuBody parity("parity", [](comm::PeerGroup& group) {
 // One training after another in which one operation's lane is held up: the k-th of every step. What a missing
 // wait would let through shows, the more so as memory is poisoned between its lives.
 bool train_with_delays(comm::PeerGroup& group, const Configuration& c) {
+  comm::MeshGroup replicas(group, comm::hybrid_mesh(group.ranks(), group.ranks()));
   bool right = true;
   const std::vector<OracleStep> oracle = integer_oracle(
-      {}, Descent{.steps = 1, .pieces = group.ranks(), .divisor = group.ranks(), .rate = kRate});
+      {},
+      Descent{.steps = 1, .pieces = group.ranks() * c.microbatches, .divisor = group.ranks(), .rate = kRate});
   int64_t operations = 0;  // of one training
   int64_t now = 0;
   int64_t chosen = -1;
@@ -193,7 +210,7 @@ bool train_with_delays(comm::PeerGroup& group, const Configuration& c) {
   const auto train = [&](int64_t which) {
     now = 0;
     chosen = which;
-    const bool one = Training(group, c, device::make_cuda_device(group.rank(), lanes), 2).run(oracle);
+    const bool one = Training(replicas, c, device::make_cuda_device(group.rank(), lanes), 2).run(oracle);
     if (!one) std::cerr << "wrong with operation " << which << " delayed: " << name_of(c) << "\n";
     operations = now;
     return one;
@@ -210,19 +227,24 @@ bool train_with_delays(comm::PeerGroup& group, const Configuration& c) {
 }
 
 // Fused, bf16; each as a body of its own.
-const std::array<std::pair<const char*, Configuration>, 5> kDelayed = {{
+const std::array<std::pair<const char*, Configuration>, 7> kDelayed = {{
     {"delays_no_shard", {Strategy::no_shard, 1, false, true, true}},
     {"delays_optim", {Strategy::optim, 3, false, true, true}},
+    {"delays_replicas",
+     {Strategy::optim_grads_params, 3, false, true, true, false, false, true, false, true}},
+    {"delays_parted", {Strategy::optim, 3, false, true, true, false, false, false, false, true, true}},
     {"delays_slots", {Strategy::optim_grads_params, 1, false, true, true}},
     {"delays_rows", {Strategy::optim_grads_params, 1, false, true, true, true}},
     {"delays_late", {Strategy::optim_grads_params, 1, false, true, true, true, true, true}},
 }};
-const std::array<RegisterGpuBody, 5> delays = {{
+const std::array<RegisterGpuBody, 7> delays = {{
     {kDelayed[0].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[0].second); }},
     {kDelayed[1].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[1].second); }},
     {kDelayed[2].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[2].second); }},
     {kDelayed[3].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[3].second); }},
     {kDelayed[4].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[4].second); }},
+    {kDelayed[5].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[5].second); }},
+    {kDelayed[6].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[6].second); }},
 }};
 
 class GpuDelays : public testing::TestWithParam<int> {};
@@ -232,7 +254,7 @@ TEST_P(GpuDelays, EachOperationInTurnIsHeldUpAndTheBitsStayTheSame) {
   std::cout << run_on_gpus(kDelayed.at(static_cast<std::size_t>(GetParam())).first, 2);
 }
 
-INSTANTIATE_TEST_SUITE_P(Bodies, GpuDelays, testing::Range(0, 5), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(Bodies, GpuDelays, testing::Range(0, 7), [](const auto& info) {
   return std::string(kDelayed.at(static_cast<std::size_t>(info.param)).first);
 });
 
