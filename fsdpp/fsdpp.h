@@ -2,6 +2,7 @@
 
 // All of the library's face: what a training program needs.
 #include "fsdpp/comm/connect.h"
+#include "fsdpp/comm/mesh_group.h"
 #include "fsdpp/nn/embedding.h"
 #include "fsdpp/nn/linear.h"
 #include "fsdpp/nn/llama.h"
@@ -11,3 +12,4 @@
 #include "fsdpp/optim/schedule.h"
 #include "fsdpp/runtime/call.h"
 #include "fsdpp/runtime/fully_shard.h"
+#include "fsdpp/runtime/own_gradients.h"

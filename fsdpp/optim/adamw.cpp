@@ -53,12 +53,14 @@ at::Tensor AdamW::step(double learning_rate, std::optional<double> max_norm, dou
     const at::Tensor& parameter = parameters_[i];
     if (!parameter.requires_grad() || !parameter.grad().defined()) continue;
     State& state = states_[i];
+    const at::Tensor weights = updated(i);
     if (!state.first.defined()) {
-      state = {at::zeros_like(parameter), at::zeros_like(parameter),
-               at::zeros({}, parameter.options().dtype(at::kFloat))};
+      state.first = at::zeros_like(weights);
+      state.second = at::zeros_like(weights);
+      state.step = at::zeros({}, weights.options().dtype(at::kFloat));
     }
     state.step.add_(1);
-    parameters.push_back(parameter);
+    parameters.push_back(weights);
     gradients.push_back(parameter.grad());
     first.push_back(state.first);
     second.push_back(state.second);
@@ -69,8 +71,38 @@ at::Tensor AdamW::step(double learning_rate, std::optional<double> max_norm, dou
                       options_.beta1, options_.beta2, options_.weight_decay, options_.eps, /*amsgrad=*/false,
                       /*maximize=*/false);
   }
+  round_main_weights();
   if (model_ != nullptr) model_->weights_changed();
   return norm;
+}
+
+// What the update writes: the parameter, or the fp32 main weights behind it.
+at::Tensor AdamW::updated(std::size_t index) {
+  const at::Tensor& parameter = parameters_[index];
+  const at::ScalarType gradient = parameter.grad().scalar_type();
+  if (gradient == parameter.scalar_type()) return parameter;
+  require(gradient == at::kFloat, "AdamW: parameter ", index, " is ", parameter.dtype().name(),
+          ", its gradient ", parameter.grad().dtype().name(), "; expected the same, or a gradient in fp32");
+  State& state = states_[index];
+  if (!state.main.defined() || state.version != parameter._version()) {
+    const at::Tensor now = parameter.detach().to(at::kFloat);
+    if (state.main.defined()) {
+      state.main.copy_(now);
+    } else {
+      state.main = now;
+    }
+  }
+  return state.main;
+}
+
+void AdamW::round_main_weights() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    State& state = states_[i];
+    if (!state.main.defined()) continue;
+    at::Tensor parameter = parameters_[i];
+    parameter.copy_(state.main);
+    state.version = parameter._version();
+  }
 }
 
 int64_t AdamW::state_bytes() const noexcept {
@@ -78,6 +110,7 @@ int64_t AdamW::state_bytes() const noexcept {
   int64_t bytes = 0;
   for (const State& state : states_) {
     if (state.first.defined()) bytes += static_cast<int64_t>(state.first.nbytes() + state.second.nbytes());
+    if (state.main.defined()) bytes += static_cast<int64_t>(state.main.nbytes());
   }
   return bytes;
 }

@@ -20,7 +20,9 @@ struct AdamWOptions {
 };
 
 /// AdamW (Loshchilov and Hutter 2019): on a sharded model on a GPU by our own kernel, else through ATen's
-/// fused one, on fp32 tensors of any sizes, also empty ones.
+/// fused one, on tensors of any sizes, also empty ones. Of a parameter in another dtype with fp32 gradients
+/// (runtime::OwnGradients) it keeps fp32 main weights, which it updates and rounds to the parameter's; they
+/// are taken anew from a parameter that somebody else has written.
 ///
 /// State of a parameter (two moments, fp32, and a step count from 0) is made at its first step. Parameters
 /// without a gradient are skipped, as torch.optim.AdamW does.
@@ -41,14 +43,19 @@ class AdamW {
   at::Tensor step(double learning_rate, std::optional<double> max_norm = std::nullopt,
                   double norm_type = 2.0);
 
-  [[nodiscard]] int64_t state_bytes() const noexcept;  // of both moments made so far
+  [[nodiscard]] int64_t state_bytes() const noexcept;  // of the moments and main weights made so far
 
  private:
   struct State {
-    at::Tensor first;   // mean of gradients, the parameter's sizes
-    at::Tensor second;  // mean of squared gradients
-    at::Tensor step;    // fp32 scalar, as ATen's kernel wants it
+    at::Tensor first;      // mean of gradients, the parameter's sizes
+    at::Tensor second;     // mean of squared gradients
+    at::Tensor step;       // fp32 scalar, as ATen's kernel wants it
+    at::Tensor main;       // fp32 main weights, where the parameter has another dtype than its gradient
+    int64_t version = -1;  // of the parameter, when it was rounded from `main`
   };
+
+  at::Tensor updated(std::size_t index);
+  void round_main_weights();
 
   AdamWOptions options_;
   std::vector<at::Tensor> parameters_;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "fsdpp/base/error.h"
+#include "fsdpp/runtime/graph_task.h"
 #include "fsdpp/runtime/row_exchange.h"
 
 namespace fsdpp::runtime {
@@ -41,20 +42,6 @@ class AfterAccumulation final : public torch::autograd::FunctionPostHook {
  private:
   std::weak_ptr<Parameter> parameter_;
 };
-
-bool runs_in_graph_task(torch::autograd::Node* accumulator) {
-  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
-  if (nodes == nullptr || nodes->count(accumulator) == 0) return false;
-  const auto* info = torch::autograd::get_current_graph_task_exec_info();
-  if (info == nullptr || info->empty()) return true;  // plain backward(): everything in the graph runs
-  const auto found = info->find(accumulator);
-  return found != info->end() && found->second.needed_;
-}
-
-bool is_plain_backward() {
-  const auto* info = torch::autograd::get_current_graph_task_exec_info();
-  return info == nullptr || info->empty();
-}
 
 }  // namespace
 
