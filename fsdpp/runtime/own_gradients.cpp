@@ -51,8 +51,7 @@ class OwnGradient final : public SinkOwner {
  private:
   // Somebody looks at each gradient, or changes it: a running sum would be wrong there.
   [[nodiscard]] bool is_hooked() const {
-    return !torch::autograd::impl::hooks(weight_).empty() || !accumulator_->pre_hooks().empty() ||
-           !accumulator_->tensor_pre_hooks().empty();
+    return !accumulator_->pre_hooks().empty() || !accumulator_->tensor_pre_hooks().empty();
   }
 
   at::Tensor first_;  // being written

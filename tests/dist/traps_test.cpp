@@ -220,6 +220,27 @@ TEST_P(TrapWindows, ASkippedStepLosesAndLeaksNothing) {
   }
 }
 
+// Steps that are skipped publish nothing: that peers have read a gradient is known from the gradient's own
+// signals.
+TEST_P(TrapWindows, WindowsWithoutAStepBetween) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
+    const Sharded made = shard(group, 2, options());
+    made.model->promise_to_tell();
+    for (int window = 0; window < 4; ++window) {
+      for (int index = 0; index < 2; ++index) {
+        const auto scope = made.model->microbatch(index == 1);
+        backward(made, group.rank(), 2 * window + index);
+      }
+      SmallNet oracle(2, kDim, Layers::oracle);
+      for (int index = 0; index < 2; ++index)
+        oracle_backward(oracle, all_batches(kDim, ranks(), 2 * window + index));
+      expect_gradients(*made.model, oracle);
+      made.model->zero_grad();
+    }
+    EXPECT_EQ(made.model->counters().publications, 1);
+  });
+}
+
 // Whatever the user makes of a gradient in the middle of a window counts; where it is a part of what this
 // rank has accumulated, a change could not reach the rest, and is refused.
 TEST_P(TrapWindows, GradientsScaledInTheMiddleOfAWindowCount) {

@@ -1,0 +1,91 @@
+// What docs/strategies.md says does not go together is refused, by an error that names both sides; and no
+// other row stands there.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdpp/comm/mesh_group.h"
+#include "tests/support/hazard_watch.h"
+#include "tests/support/small_model_ranks.h"
+
+namespace fsdpp::test {
+namespace {
+
+using Pair = std::pair<std::string, std::string>;  // the first two columns
+
+// The rows under "What does not go together", without the backticks.
+std::vector<Pair> documented() {
+  std::ifstream file(FSDPP_DOCS "/strategies.md");
+  EXPECT_TRUE(file.good()) << FSDPP_DOCS "/strategies.md";
+  std::vector<Pair> rows;
+  bool inside = false;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("## ")) inside = line == "## What does not go together";
+    if (!inside || !line.starts_with("| ") || line.starts_with("| option")) continue;
+    std::erase(line, '`');
+    const std::size_t second = line.find(" | ", 2);
+    const std::size_t third = line.find(" | ", second + 3);
+    rows.emplace_back(line.substr(2, second - 2), line.substr(second + 3, third - second - 3));
+  }
+  return rows;
+}
+
+struct Refusal {
+  Options options;
+  std::vector<layout::Axis> axes;  // of the mesh; empty: none is given
+  std::vector<std::string> named;  // in the error
+};
+
+std::map<Pair, Refusal> refusals() {
+  const std::vector<layout::Axis> hybrid = {{"replicate", 2}, {"shard", 1}};
+  const auto wire = [](Strategy strategy, at::ScalarType dtype) {
+    return Options{.strategy = strategy, .wire_dtype = dtype};
+  };
+  const auto parted = [](Strategy strategy) {
+    return Options{.strategy = strategy, .shard_optimizer_over_replicas = true};
+  };
+  const Strategy all = Strategy::optim_grads_params;
+  return {
+      {{"wire_dtype = bf16", "no_shard"},
+       {wire(Strategy::no_shard, at::kBFloat16), {}, {"BFloat16", "no_shard"}}},
+      {{"wire_dtype = bf16", "optim"}, {wire(Strategy::optim, at::kBFloat16), {}, {"BFloat16", "optim"}}},
+      {{"wire_dtype = fp16", "any strategy"}, {wire(all, at::kHalf), {}, {"Half", "Float or BFloat16"}}},
+      {{"shard_optimizer_over_replicas", "a flat mesh"},
+       {parted(all), {}, {"shard_optimizer_over_replicas", "no replicas"}}},
+      {{"shard_optimizer_over_replicas", "no_shard"},
+       {parted(Strategy::no_shard), hybrid, {"shard_optimizer_over_replicas", "no_shard"}}},
+      {{"a mesh with other axes", "any strategy"},
+       {{.strategy = all}, {{"column", 2}, {"shard", 1}}, {"'column'", "\"replicate\" and \"shard\""}}},
+  };
+}
+
+TEST(Refusals, EachRowOfTheTableIsRefusedByName) {
+  const std::map<Pair, Refusal> known = refusals();
+  const std::vector<Pair> rows = documented();
+  EXPECT_EQ(rows.size(), known.size());
+  for (const Pair& row : rows) {
+    const auto found = known.find(row);
+    ASSERT_NE(found, known.end()) << "no test for: " << row.first << " with " << row.second;
+    const Refusal& refusal = found->second;
+    run_watched_ranks(2, [&](comm::PeerGroup& group) {
+      const auto net = std::make_shared<SmallNet>(1, 8, Layers::fused);
+      const std::string error = thrown_text([&] {
+        if (refusal.axes.empty()) {
+          static_cast<void>(fully_shard(group, net, net->units(), refusal.options));
+        } else {
+          comm::MeshGroup mesh(group, layout::Mesh(refusal.axes));
+          static_cast<void>(fully_shard(mesh, net, net->units(), refusal.options));
+        }
+      });
+      for (const std::string& name : refusal.named) expect_in(error, name);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace fsdpp::test
