@@ -47,6 +47,8 @@ class PeerBackend {
   [[nodiscard]] virtual int rank() const noexcept = 0;
   [[nodiscard]] virtual int ranks() const noexcept = 0;
   [[nodiscard]] virtual std::string describe() const = 0;  // "threads", "shared memory"
+  /// What `rank` is called in messages: of a part of a group, its rank in the whole.
+  [[nodiscard]] virtual int rank_in_whole(int rank) const noexcept { return rank; }
 
   /// Collective: every rank calls it with the same `bytes` (> 0), in the same order. `purpose` is for
   /// messages. Throws UsageError when ranks ask for different sizes, EnvironmentError naming the needed and

@@ -75,9 +75,10 @@ void CudaWatchdog::look(std::size_t index, Lane& lane) {
 void CudaWatchdog::end(const Wait& wait, const std::string& why) {
   // The user has stopped the job, and that rank heard it a moment earlier: nobody is lost.
   if (interrupted()) std::_Exit(128 + interrupt_signal());
+  const int named = group_.rank_in_whole(wait.rank);
   const std::string message = text(
-      "fsdpp: lost rank ", wait.rank, ": ", why, "; rank ", group_.rank(), " of group \"", group_.name(),
-      "\" waited on its GPU for rank ", wait.rank, " to reach ", wait.sequence, " on channel \"",
+      "fsdpp: lost rank ", named, ": ", why, "; rank ", group_.rank_in_whole(group_.rank()), " of group \"",
+      group_.name(), "\" waited on its GPU for rank ", named, " to reach ", wait.sequence, " on channel \"",
       channels_[static_cast<std::size_t>(wait.channel)], "\" (timeout ", group_.timeout().count(), " ms)\n");
   std::fputs(message.c_str(), stderr);
   std::fflush(stderr);

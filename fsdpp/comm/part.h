@@ -22,6 +22,9 @@ class PartBackend final : public PeerBackend {
   [[nodiscard]] int rank() const noexcept override { return rank_; }
   [[nodiscard]] int ranks() const noexcept override { return static_cast<int>(members_.size()); }
   [[nodiscard]] std::string describe() const override { return whole_.describe(); }
+  [[nodiscard]] int rank_in_whole(int rank) const noexcept override {
+    return whole_.rank_in_whole(members_[static_cast<std::size_t>(rank)]);
+  }
   [[nodiscard]] std::shared_ptr<PeerMemory> allocate(std::size_t bytes, const std::string& purpose,
                                                      std::chrono::milliseconds timeout) override {
     return part_of(whole_.allocate(bytes, purpose, timeout), members_);

@@ -49,16 +49,17 @@ void SignalBoard::wait(int rank, int channel, uint32_t sequence) {
   const WaitOutcome outcome = wait_for(counter(rank, channel), sequence, timeout_,
                                        [this, rank] { return backend_.trouble_with(rank); });
   if (outcome.result == WaitResult::reached) return;
+  const int named = backend_.rank_in_whole(rank);
   const std::string awaited =
-      text("rank ", backend_.rank(), " of group \"", group_, "\" waited for rank ", rank, " to reach ",
-           sequence, " on channel \"", names_[static_cast<std::size_t>(channel)], "\" (seen ", outcome.seen,
-           ", timeout ", timeout_.count(), " ms)");
+      text("rank ", backend_.rank_in_whole(backend_.rank()), " of group \"", group_, "\" waited for rank ",
+           named, " to reach ", sequence, " on channel \"", names_[static_cast<std::size_t>(channel)],
+           "\" (seen ", outcome.seen, ", timeout ", timeout_.count(), " ms)");
   if (outcome.result == WaitResult::interrupted) throw Interrupted("asked to stop while " + awaited);
   backend_.give_up_on(rank);
   throw PeerError(
-      text("lost rank ", rank, ": ",
+      text("lost rank ", named, ": ",
            outcome.trouble ? outcome.trouble->what : "it runs but did not come in time", "; ", awaited),
-      rank, group_, sequence);
+      named, group_, sequence);
 }
 
 }  // namespace fsdpp::comm

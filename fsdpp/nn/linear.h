@@ -11,9 +11,8 @@ namespace fsdpp::nn {
 /// input [..., in] times weight [out, in] transposed, plus bias [out] when defined: [..., out].
 ///
 /// When the weight is sharded its gradient is written by the wgrad GEMM straight into the gradient slot
-/// (fp32, first overwriting, then adding), and the weight never gets a .grad; under runtime::OwnGradients it is
-/// written into that. Else the same as at::linear.
-/// Under autocast the product has autocast's dtype.
+/// (fp32, first overwriting, then adding), and the weight never gets a .grad; under runtime::OwnGradients it
+/// is written into that. Else the same as at::linear. Under autocast the product has autocast's dtype.
 [[nodiscard]] at::Tensor fused_linear(const at::Tensor& input, const at::Tensor& weight,
                                       const at::Tensor& bias = {});
 

@@ -6,6 +6,8 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
 
+#include <map>
+#include <tuple>
 #include <utility>
 
 #include "fsdpp/base/error.h"
@@ -13,6 +15,11 @@
 
 namespace fsdpp::optim {
 namespace {
+
+// Of one dtype and device, as ATen's kernel wants them.
+struct Lists {
+  std::vector<at::Tensor> weights, gradients, first, second, steps;
+};
 
 void check(const AdamWOptions& options) {
   require(options.beta1 >= 0 && options.beta1 < 1, "AdamW: beta1 = ", options.beta1,
@@ -43,35 +50,44 @@ at::Tensor AdamW::step(double learning_rate, std::optional<double> max_norm, dou
   require(learning_rate >= 0, "AdamW: learning rate ", learning_rate, "; expected 0 or more");
   require(!max_norm || model_ != nullptr,
           "AdamW: only gradients of a sharded model can be clipped; clip others first");
+  if (model_ != nullptr) model_->require_complete_gradients("AdamW");
   if (on_device_) return on_device_->step(learning_rate, max_norm, norm_type);
   at::Tensor norm;
   if (max_norm) norm = at::scalar_tensor(clip_grad_norm(*model_, *max_norm, norm_type), at::kDouble);
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> parameters, gradients, first, second, steps;
+  std::vector<std::size_t> chosen;
+  std::vector<at::Tensor> weights;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor& parameter = parameters_[i];
-    if (!parameter.requires_grad() || !parameter.grad().defined()) continue;
-    State& state = states_[i];
-    const at::Tensor weights = updated(i);
+    if (!parameters_[i].requires_grad() || !parameters_[i].grad().defined()) continue;
+    weights.push_back(updated(i));  // all of them before anything is changed: one may be refused
+    chosen.push_back(i);
+  }
+  std::map<std::tuple<at::ScalarType, c10::DeviceType, c10::DeviceIndex>, Lists> kinds;
+  for (std::size_t k = 0; k < chosen.size(); ++k) {
+    const at::Tensor& updated = weights[k];
+    State& state = states_[chosen[k]];
     if (!state.first.defined()) {
-      state.first = at::zeros_like(weights);
-      state.second = at::zeros_like(weights);
-      state.step = at::zeros({}, weights.options().dtype(at::kFloat));
+      state.first = at::zeros_like(updated);
+      state.second = at::zeros_like(updated);
+      state.step = at::zeros({}, updated.options().dtype(at::kFloat));
     }
+    state.first = state.first.to(updated.scalar_type());  // gradients may have got another dtype
+    state.second = state.second.to(updated.scalar_type());
     state.step.add_(1);
-    parameters.push_back(weights);
-    gradients.push_back(parameter.grad());
-    first.push_back(state.first);
-    second.push_back(state.second);
-    steps.push_back(state.step);
+    Lists& lists = kinds[{updated.scalar_type(), updated.device().type(), updated.device().index()}];
+    lists.weights.push_back(updated);
+    lists.gradients.push_back(parameters_[chosen[k]].grad());
+    lists.first.push_back(state.first);
+    lists.second.push_back(state.second);
+    lists.steps.push_back(state.step);
   }
-  if (!parameters.empty()) {
-    at::_fused_adamw_(parameters, gradients, first, second, /*max_exp_avg_sqs=*/{}, steps, learning_rate,
-                      options_.beta1, options_.beta2, options_.weight_decay, options_.eps, /*amsgrad=*/false,
-                      /*maximize=*/false);
+  for (auto& [kind, lists] : kinds) {
+    at::_fused_adamw_(lists.weights, lists.gradients, lists.first, lists.second, /*max_exp_avg_sqs=*/{},
+                      lists.steps, learning_rate, options_.beta1, options_.beta2, options_.weight_decay,
+                      options_.eps, /*amsgrad=*/false, /*maximize=*/false);
   }
-  round_main_weights();
+  for (const std::size_t index : chosen) round_main(index);
   if (model_ != nullptr) model_->weights_changed();
   return norm;
 }
@@ -80,29 +96,24 @@ at::Tensor AdamW::step(double learning_rate, std::optional<double> max_norm, dou
 at::Tensor AdamW::updated(std::size_t index) {
   const at::Tensor& parameter = parameters_[index];
   const at::ScalarType gradient = parameter.grad().scalar_type();
-  if (gradient == parameter.scalar_type()) return parameter;
+  State& state = states_[index];
+  if (gradient == parameter.scalar_type()) {
+    state.main.reset();
+    return parameter;
+  }
   require(gradient == at::kFloat, "AdamW: parameter ", index, " is ", parameter.dtype().name(),
           ", its gradient ", parameter.grad().dtype().name(), "; expected the same, or a gradient in fp32");
-  State& state = states_[index];
-  if (!state.main.defined() || state.version != parameter._version()) {
-    const at::Tensor now = parameter.detach().to(at::kFloat);
-    if (state.main.defined()) {
-      state.main.copy_(now);
-    } else {
-      state.main = now;
-    }
-  }
+  if (!state.main.defined() || state.version != parameter._version())
+    state.main = parameter.detach().to(at::kFloat);
   return state.main;
 }
 
-void AdamW::round_main_weights() {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    State& state = states_[i];
-    if (!state.main.defined()) continue;
-    at::Tensor parameter = parameters_[i];
-    parameter.copy_(state.main);
-    state.version = parameter._version();
-  }
+void AdamW::round_main(std::size_t index) {
+  State& state = states_[index];
+  if (!state.main.defined()) return;
+  at::Tensor parameter = parameters_[index];
+  parameter.copy_(state.main);
+  state.version = parameter._version();
 }
 
 int64_t AdamW::state_bytes() const noexcept {

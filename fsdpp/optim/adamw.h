@@ -55,7 +55,7 @@ class AdamW {
   };
 
   at::Tensor updated(std::size_t index);
-  void round_main_weights();
+  void round_main(std::size_t index);
 
   AdamWOptions options_;
   std::vector<at::Tensor> parameters_;

@@ -46,6 +46,7 @@ double clip_grad_norm(runtime::ShardedModel& model, double max_norm, double norm
   require(max_norm >= 0, "clip_grad_norm: max_norm = ", max_norm, "; expected 0 or more");
   require(norm_type > 0, "clip_grad_norm: norm_type = ", norm_type,
           "; expected a number above 0, or infinity");
+  model.require_complete_gradients("clip_grad_norm");
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& shard : model.shards()) {

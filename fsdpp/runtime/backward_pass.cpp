@@ -100,6 +100,7 @@ void BackwardPass::begin_if_needed() {
   std::fill(reached_.begin(), reached_.end(), false);
   std::fill(group_reduced_.begin(), group_reduced_.end(), false);
   order_.begin();
+  last_ = next_is_last_;
   reducer_->begin(last_);
   expect_from_graph();
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
@@ -255,10 +256,18 @@ void BackwardPass::complete_unit(int unit) {
 void BackwardPass::reduce_in_turn() {
   if (!reducing()) return;
   while (next_ < reduce_order_.size() && complete_[static_cast<std::size_t>(reduce_order_[next_]->unit)]) {
-    ParameterGroup* group = reduce_order_[next_++];
-    reducer_->reduce(*group);
+    ParameterGroup* group = reduce_order_[next_];
+    reduce_next();
     group_reduced_[static_cast<std::size_t>(group->id)] = true;
   }
+}
+
+// What is refused is so before anything is done, and the group keeps its turn.
+void BackwardPass::reduce_next() {
+  ParameterGroup* group = reduce_order_[next_];
+  reducer_->check(*group);
+  ++next_;
+  reducer_->reduce(*group);
 }
 
 void BackwardPass::abandon() {
@@ -276,7 +285,7 @@ void BackwardPass::finish() {
   if (!active_) return;
   let_go();
   if (reducing()) {
-    while (next_ < reduce_order_.size()) reducer_->reduce(*reduce_order_[next_++]);
+    while (next_ < reduce_order_.size()) reduce_next();
     reducer_->finish();
   }
   for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {

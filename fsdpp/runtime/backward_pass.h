@@ -39,7 +39,8 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   }
 
   /// The window's last backward (the default), or one whose gradients may stay unreduced.
-  void set_last(bool last) noexcept { last_ = last; }
+  void set_last(bool last) noexcept { next_is_last_ = last; }
+  /// What the backward under way, or else the one before, was declared when it began.
   [[nodiscard]] bool last() const noexcept { return last_; }
 
   /// Trainable groups in the order of their reduces, equal on all ranks.
@@ -76,6 +77,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void complete_unit(int unit);
   void let_go();
   void reduce_in_turn();
+  void reduce_next();
   [[nodiscard]] bool reducing() const noexcept;
   [[nodiscard]] bool may_fuse(const Parameter& parameter);
   void require_not_reduced(const Parameter& parameter) const;
@@ -87,6 +89,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   device::Device& device_;
   bool fused_;
   bool closed_ = false;
+  bool next_is_last_ = true;
   bool last_ = true;
   std::function<void()> on_finished_;
 

@@ -139,8 +139,7 @@ void Core::make_gradients() {
   const bool mean = options.combine == Combine::mean;
   const float scale = mean ? 1.0F / static_cast<float>(ranks.whole.ranks()) : 1.0F;
   reducer = shards_gradients(options.strategy)
-                ? make_shard_reducer(*peers, *slots, replica_gradients.get(), scale,
-                                     options.late_group_elements, ledger)
+                ? make_shard_reducer(*peers, *slots, replica_gradients.get(), scale, options, ledger)
                 : make_window_reducer(*peers, *slots, replica_gradients.get(), scale,
                                       /*whole=*/!shards_optimizer(options.strategy));
 }

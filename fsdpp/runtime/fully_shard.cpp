@@ -91,7 +91,7 @@ void check_parameter(const Found& found, at::Device place) {
           "; expected float, bfloat16 or half: convert the module with to() first");
   require(tensor.is_leaf(), "fully_shard: parameter ", found.name, " is not a leaf tensor; register a leaf");
   require(runtime::sink_of(tensor) == nullptr, "fully_shard: parameter ", found.name,
-          " belongs to a sharded model already; shard each module once");
+          " belongs to a sharded model (or to OwnGradients) already; shard each module once");
 }
 
 void check_overlaps(const std::vector<Found>& found) {
@@ -126,7 +126,7 @@ void check_mesh(const runtime::Options& options, const runtime::RankGroups& rank
   if (!options.shard_optimizer_over_replicas) return;
   require(ranks.replicate != nullptr,
           "shard_optimizer_over_replicas on a mesh without the axis \"replicate\": "
-          "there are no replicas; leave the option out, or give a hybrid mesh");
+          "there are no replicas (an axis of size 1 has none); leave the option out, or give a hybrid mesh");
   require(runtime::shards_optimizer(options.strategy), "shard_optimizer_over_replicas with strategy ",
           runtime::to_string(options.strategy),
           ", which shards no optimizer state; use optim, optim_grads or optim_grads_params");

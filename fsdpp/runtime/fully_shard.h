@@ -29,7 +29,8 @@ namespace fsdpp {
 
 /// The same on a mesh with the axes "replicate" and "shard" (comm::hybrid_mesh): parameters are sharded over
 /// the ranks along "shard", and those along "replicate" hold the same shards (HSDP), or with
-/// Options::shard_optimizer_over_replicas each a part of the main weights (HFSDP).
+/// Options::shard_optimizer_over_replicas each a part of the main weights (HFSDP). `mesh` must outlive every
+/// use.
 [[nodiscard]] std::shared_ptr<runtime::ShardedModel> fully_shard(
     comm::MeshGroup& mesh, const std::shared_ptr<torch::nn::Module>& root,
     const std::vector<runtime::UnitSpec>& units, runtime::Options options = {},

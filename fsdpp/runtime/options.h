@@ -66,6 +66,10 @@ struct Options {
   /// On a hybrid mesh: main weights and optimizer state are sharded over the replicas too (HFSDP), which
   /// gather each other's new weights after an optimizer step.
   bool shard_optimizer_over_replicas = false;
+  /// Gradients of shards lie at the same addresses in every step (for graphs, and others' kernels): one that
+  /// a user keeps beyond zero_grad is overwritten. So it is anyway but where gradients are sharded on a flat
+  /// mesh.
+  bool keep_gradient_addresses = false;
   bool fused = true;  // fused layers write their weight gradients straight into the gradient slot
 };
 

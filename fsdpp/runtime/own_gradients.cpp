@@ -32,6 +32,10 @@ class OwnGradient final : public SinkOwner {
   void ensure_resident() override {}
 
   std::optional<GradSink> open() override {
+    first_.reset();  // of a product that raised
+    require(torch::autograd::impl::try_get_grad_accumulator(weight_) == accumulator_,
+            "a weight of OwnGradients has got another gradient accumulator (by to(), or set_data); make such "
+            "changes before, or make OwnGradients anew");
     if (at::GradMode::is_enabled() || is_hooked() || !runs_in_graph_task(accumulator_.get()))
       return std::nullopt;
     const at::Tensor& gradient = weight_.grad();
@@ -44,7 +48,7 @@ class OwnGradient final : public SinkOwner {
     if (!ours) return std::nullopt;
     return GradSink{gradient, GradSink::Mode::add};
   }
-  void report() override {  // a product that raised is nobody's gradient
+  void report() override {
     if (first_.defined()) weight_.mutable_grad() = std::exchange(first_, {});
   }
 
@@ -69,6 +73,9 @@ void check(const at::Tensor& weight, std::size_t index, at::ScalarType dtype) {
   require(dtype == at::kFloat || dtype == weight.scalar_type(), "OwnGradients: gradients in ",
           c10::toString(dtype), " of weight ", index, ", which is ", weight.dtype().name(),
           "; expected fp32 or the weight's own dtype");
+  require(!weight.grad().defined() || weight.grad().scalar_type() == dtype, "OwnGradients: weight ", index,
+          " has a gradient in ", weight.grad().dtype().name(), "; expected none, or one in ",
+          c10::toString(dtype), ": clear it with zero_grad(true)");
   require(sink_of(weight) == nullptr, "OwnGradients: weight ", index,
           " has a sink already (it belongs to a sharded model, or was given before); give each weight once");
 }

@@ -57,7 +57,7 @@ struct ParameterGroup {
   std::byte* own_place = nullptr;
   Use use = Use::whole;
   RowExchange* rows = nullptr;  // unless `use` is whole
-  at::Tensor gradient;          // shards_gradients(): fp32 gradient shard, kept over steps
+  at::Tensor gradient;          // shards_gradients() on a flat mesh: fp32 gradient shard, kept over steps
 
   [[nodiscard]] bool is_gathered() const noexcept { return use != Use::rows; }
   [[nodiscard]] int64_t element_bytes() const noexcept { return layout->element_bytes(); }

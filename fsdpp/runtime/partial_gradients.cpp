@@ -25,7 +25,7 @@ bool PartialGradients::holds(Parameter& parameter) {
     state = {};
   } else if (replaced(parameter, state)) {
     take_over(parameter, state);
-  } else if (gradient._version() != state.version && whole_) {
+  } else if (gradient._version() != state.version && shows_all_) {
     state.version = gradient._version();
     if (is_zero(gradient)) state.aside.reset();
   } else if (gradient._version() != state.version) {
@@ -55,7 +55,7 @@ void PartialGradients::close_zeroed() {
 void PartialGradients::drop_refused(Parameter& parameter) {
   State& state = states_[&parameter];
   at::Tensor& gradient = parameter.shard.mutable_grad();
-  if (whole_ || !state.open || !gradient.defined()) return;
+  if (shows_all_ || !state.open || !gradient.defined()) return;
   if (!replaced(parameter, state) && gradient._version() == state.version) return;
   state = {};
   gradient.reset();
@@ -65,7 +65,7 @@ void PartialGradients::drop_refused(Parameter& parameter) {
 void PartialGradients::take_over(Parameter& parameter, State& state) {
   at::Tensor& gradient = parameter.shard.mutable_grad();
   require(
-      whole_, "the gradient of ", parameter.name,
+      shows_all_, "the gradient of ", parameter.name,
       " was replaced between a window's backwards: under this strategy it is this rank's part of a sum that "
       "is not complete; replace it after the window's last backward, or clear it with zero_grad()");
   require(gradient.sizes() == state.shown.sizes(), "the gradient of ", parameter.name,
@@ -88,10 +88,26 @@ void PartialGradients::open(Parameter& parameter, at::Tensor shown) {
   gradient = std::move(shown);
 }
 
-void PartialGradients::close(Parameter& parameter) {
+void PartialGradients::take_back(Parameter& parameter) {
   State& state = states_[&parameter];
-  if (state.aside.defined()) parameter.shard.mutable_grad().add_(state.aside);
+  if (!state.open) return;
+  parameter.shard.mutable_grad() = state.aside;
   state = {};
+}
+
+void PartialGradients::close(Parameter& parameter) {
+  State state = std::exchange(states_[&parameter], {});
+  at::Tensor& gradient = parameter.shard.mutable_grad();
+  if (!gradient.defined() || !state.aside.defined()) return;
+  const bool cleared = gradient._version() != state.version && is_zero(gradient);
+  if (!cleared) gradient.add_(state.aside);
+}
+
+const Parameter* PartialGradients::any() const {
+  for (const auto& [parameter, state] : states_) {
+    if (state.open && parameter->shard.grad().defined()) return parameter;
+  }
+  return nullptr;
 }
 
 }  // namespace fsdpp::runtime

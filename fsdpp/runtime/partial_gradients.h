@@ -15,8 +15,9 @@ namespace fsdpp::runtime {
 /// optimizer's zero_grad closes it, and a skipped step neither loses nor leaks gradients.
 class PartialGradients {
  public:
-  /// `whole`: `.grad` shows all of what this rank has accumulated; what a user makes of it in between counts.
-  explicit PartialGradients(bool whole) : whole_(whole) {}
+  /// `shows_all`: `.grad` shows all of what this rank has accumulated; what a user makes of it in between
+  /// counts.
+  explicit PartialGradients(bool shows_all) : shows_all_(shows_all) {}
 
   /// The accumulator of `parameter` holds contributions of this window: one came since the last close() or
   /// zero_grad, whoever's that was. Where `.grad` is a part only, throws UsageError when somebody changed it
@@ -30,8 +31,13 @@ class PartialGradients {
   /// The window's first contribution to `parameter` comes: `.grad` is `shown` from here on, and what was
   /// there is kept aside.
   void open(Parameter& parameter, at::Tensor shown);
-  /// The accumulator is reduced: what was kept aside is added to `.grad`, as it always was.
+  /// The first contribution was never written: everything is as before open().
+  void take_back(Parameter& parameter);
+  /// The accumulator is reduced: what was kept aside is added to `.grad`, as it always was, unless somebody
+  /// has cleared that meanwhile.
   void close(Parameter& parameter);
+  /// A parameter whose accumulator is open and shows; null: there is none.
+  [[nodiscard]] const Parameter* any() const;
 
  private:
   struct State {
@@ -45,7 +51,7 @@ class PartialGradients {
   void take_over(Parameter& parameter, State& state);
   void close_zeroed();
 
-  bool whole_;
+  bool shows_all_;
   std::unordered_map<Parameter*, State> states_;
 };
 

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "fsdpp/runtime/options.h"
 #include "fsdpp/runtime/plan.h"
 #include "fsdpp/runtime/sink.h"
 #include "fsdpp/runtime/slot_memory.h"
@@ -33,6 +34,11 @@ class Reducer {
   virtual void cleared() {}
   /// A backward raised half-way: contributions that were not reduced and that no gradient shows are dropped.
   virtual void forget() = 0;
+  /// Throws what reduce() of `group` would refuse, before anything of it is done.
+  virtual void check(ParameterGroup& group) { static_cast<void>(group); }
+  /// A parameter whose gradient shows a sum that is not complete: over this rank's backwards of a window, not
+  /// yet over the ranks. Null: there is none.
+  [[nodiscard]] virtual const Parameter* partial() const { return nullptr; }
   /// Takes part in the reduce of `group`, whose contributions on this rank are complete.
   virtual void reduce(ParameterGroup& group) = 0;
   /// All groups of this backward have been reduced: gradients are readable when it returns.
@@ -45,10 +51,9 @@ class Reducer {
 
 /// Where gradients are sharded: contributions to planned slots; each backward ends with reduces into gradient
 /// shards. On a hybrid mesh these are `replicas` (else null), whose sum ends the window's last backward.
-/// `late_elements`: Options::late_group_elements.
 [[nodiscard]] std::unique_ptr<Reducer> make_shard_reducer(Peers& peers, SlotMemory& slots,
                                                           ReplicaGradients* replicas, float scale,
-                                                          int64_t late_elements,
+                                                          const Options& options,
                                                           std::shared_ptr<device::Ledger> ledger);
 
 /// Where they are not: slots are the window's accumulators, and its last backward ends with a reduce in

@@ -18,7 +18,7 @@ int64_t bytes_of(const ParameterGroup& group) { return group.layout->shard_numel
 
 ReplicaGradients::ReplicaGradients(Peers& replicas, const std::vector<ParameterGroup*>& groups, bool scatter,
                                    std::shared_ptr<device::Ledger> ledger)
-    : replicas_(replicas), scatter_(scatter), ledger_(std::move(ledger)), partial_(/*whole=*/!scatter) {
+    : replicas_(replicas), scatter_(scatter), ledger_(std::move(ledger)), partial_(/*shows_all=*/!scatter) {
   int64_t largest = 0;
   for (const ParameterGroup* group : groups) {
     State& made = states_[group];
@@ -132,6 +132,10 @@ void ReplicaGradients::finish() {
     for (const auto& parameter : group->parameters) partial_.close(*parameter);
   }
   summed_.clear();
+}
+
+void ReplicaGradients::check(ParameterGroup& group) {
+  for (const auto& parameter : group.parameters) static_cast<void>(partial_.holds(*parameter));
 }
 
 void ReplicaGradients::forget() {

@@ -38,8 +38,12 @@ class ReplicaGradients {
   /// The compute lane goes on behind all that was summed, and the window is closed: `.grad` is what it will
   /// be.
   void finish();
-  /// Drops what PartialGradients::holds() refused.
+  /// Throws what targets() of `group` would refuse.
+  void check(ParameterGroup& group);
+  /// Drops what was refused.
   void forget();
+  /// See Reducer.
+  [[nodiscard]] const Parameter* partial() const { return partial_.any(); }
 
   /// This rank's shard of `group`'s gradient, [shard_numel] fp32.
   [[nodiscard]] float* shard(const ParameterGroup& group) const;

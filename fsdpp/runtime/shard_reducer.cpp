@@ -1,6 +1,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <utility>
 #include <vector>
@@ -19,12 +20,13 @@ using device::LaneKind;
 class ShardReducer final : public Reducer {
  public:
   ShardReducer(Peers& peers, SlotMemory& slots, ReplicaGradients* replicas, float scale,
-               int64_t late_elements, std::shared_ptr<device::Ledger> ledger)
+               const Options& options, std::shared_ptr<device::Ledger> ledger)
       : peers_(peers),
         slots_(slots),
         replicas_(replicas),
         scale_(scale),
-        late_(peers, scale, late_elements),
+        late_(peers, scale, options.late_group_elements),
+        keep_addresses_(options.keep_gradient_addresses),
         ledger_(std::move(ledger)),
         states_(static_cast<std::size_t>(slots.slots())) {}
 
@@ -43,14 +45,14 @@ class ShardReducer final : public Reducer {
 
   void begin(bool last) override {
     last_ = last;
-    unsummed_ = nullptr;
+    unsummed_.clear();
     uses_.clear();
   }
 
   // libtorch's allocator on a GPU gives the memory to the next forward's activations; on the host it would go
   // back to the system, page by page.
   void cleared() override {
-    if (peers_.device().gpu() < 0) return;
+    if (peers_.device().gpu() < 0 || keep_addresses_) return;
     // After a backward that raised, a reduce may still be writing what is given back here.
     peers_.device().wait(LaneKind::compute, peers_.device().record(LaneKind::reduce));
     for (const auto& [group, bytes] : held_) {
@@ -61,6 +63,12 @@ class ShardReducer final : public Reducer {
   }
 
   void forget() override;
+  void check(ParameterGroup& group) override {
+    if (replicas_ != nullptr) replicas_->check(group);
+  }
+  [[nodiscard]] const Parameter* partial() const override {
+    return replicas_ != nullptr ? replicas_->partial() : nullptr;
+  }
 
   void reduce(ParameterGroup& group) override;
 
@@ -68,7 +76,7 @@ class ShardReducer final : public Reducer {
     peers_.device().wait(LaneKind::compute, peers_.device().record(LaneKind::reduce));
     late_.run();
     if (replicas_ == nullptr) return;
-    sum_replicas_of(nullptr);
+    sum_replicas(0);
     replicas_->finish();
   }
 
@@ -110,15 +118,16 @@ class ShardReducer final : public Reducer {
   std::vector<buffer::ReduceTarget> targets(ParameterGroup& group);
   std::vector<buffer::ReduceTarget> own_targets(ParameterGroup& group);
   void renew_gradient(ParameterGroup& group);
-  void sum_replicas_of(ParameterGroup* next);
+  void sum_replicas(std::size_t but);
 
   Peers& peers_;
   SlotMemory& slots_;
   ReplicaGradients* replicas_;
-  ParameterGroup* unsummed_ = nullptr;  // over the replicas: reduced last, its late rows come
-  bool last_ = true;                    // of its window, this backward is
+  std::deque<ParameterGroup*> unsummed_;  // over the replicas: the newest one's late rows come
+  bool last_ = true;                      // of its window, this backward is
   float scale_;
   LateRows late_;
+  bool keep_addresses_;  // of gradient shards, over steps
   std::shared_ptr<device::Ledger> ledger_;
   std::vector<State> states_;
   std::vector<SlotUse> uses_;
@@ -265,14 +274,18 @@ void ShardReducer::reduce(ParameterGroup& group) {
   }
   for (const auto& parameter : group.parameters) parameter->contributed = false;
   late_.due(group, outputs, peers_.device().record(LaneKind::reduce));
+  if (replicas_ != nullptr && last_) unsummed_.push_back(&group);
   late_.run(&group);
-  if (replicas_ != nullptr) sum_replicas_of(&group);
+  sum_replicas(1);
 }
 
-// At a window's last backward, of the group before `next`: all its late rows have been launched.
-void ShardReducer::sum_replicas_of(ParameterGroup* next) {
-  ParameterGroup* group = std::exchange(unsummed_, next);
-  if (group != nullptr && last_) replicas_->reduce(*group);
+// Of the groups reduced so far but the newest `but`: all late rows of the others have been launched.
+void ShardReducer::sum_replicas(std::size_t but) {
+  while (unsummed_.size() > but) {
+    ParameterGroup* group = unsummed_.front();
+    unsummed_.pop_front();
+    replicas_->reduce(*group);
+  }
 }
 
 void ShardReducer::reduce_whole(ParameterGroup& group, std::span<const buffer::ReduceTarget> outputs) {
@@ -310,7 +323,7 @@ void ShardReducer::renew_gradient(ParameterGroup& group) {
       const at::Tensor& gradient = parameter->shard.grad();
       if (gradient.defined() && gradient.is_alias_of(group.gradient)) ++ours;
     }
-    if (group.gradient.storage().use_count() == ours) return;
+    if (keep_addresses_ || group.gradient.storage().use_count() == ours) return;
   }
   if (held_.count(&group) == 0) {
     // On a GPU it is libtorch's memory, in turn with activations: counted with those, not by us.
@@ -367,9 +380,9 @@ std::vector<buffer::ReduceTarget> ShardReducer::own_targets(ParameterGroup& grou
 }  // namespace
 
 std::unique_ptr<Reducer> make_shard_reducer(Peers& peers, SlotMemory& slots, ReplicaGradients* replicas,
-                                            float scale, int64_t late_elements,
+                                            float scale, const Options& options,
                                             std::shared_ptr<device::Ledger> ledger) {
-  return std::make_unique<ShardReducer>(peers, slots, replicas, scale, late_elements, std::move(ledger));
+  return std::make_unique<ShardReducer>(peers, slots, replicas, scale, options, std::move(ledger));
 }
 
 }  // namespace fsdpp::runtime

@@ -78,6 +78,15 @@ std::vector<std::pair<std::string, std::vector<int64_t>>> ShardedModel::paramete
 }
 
 void ShardedModel::zero_grad(bool set_to_none) { core_->zero_grad(set_to_none); }
+void ShardedModel::require_complete_gradients(const char* what) const {
+  const Parameter* partial = core_->reducer->partial();
+  require(partial == nullptr, what, ": the gradient of ", partial == nullptr ? "" : partial->name,
+          " is this rank's part of a sum that is not complete, since the window's last backward has not run: "
+          "declare "
+          "it with microbatch(true), or run it outside of a microbatch() scope; or clear gradients with "
+          "zero_grad()");
+}
+
 void ShardedModel::weights_changed() { core_->weights_changed(); }
 void ShardedModel::promise_to_tell() { core_->promised = true; }
 MicrobatchScope ShardedModel::microbatch(bool last) const { return {core_, last}; }
@@ -180,6 +189,7 @@ std::vector<at::Tensor> ShardedModel::full_weights() {
 }
 
 std::vector<at::Tensor> ShardedModel::full_gradients() {
+  require_complete_gradients("full_gradients");
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> whole(core_->parameters.size());

@@ -50,7 +50,7 @@ struct UnitSpec {
 };
 
 /// While it lives, backwards are (or are not) the window's last: where gradients are not sharded (no_shard,
-/// optim) only the last is reduced.
+/// optim) only the last is reduced, and on a hybrid mesh only the last is summed over the replicas.
 class MicrobatchScope {
  public:
   MicrobatchScope(std::shared_ptr<Core> core, bool last);
@@ -80,6 +80,10 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   [[nodiscard]] std::vector<at::Tensor> shards() const;
   /// Names and sizes of the parameters behind shards(), in the same order.
   [[nodiscard]] std::vector<std::pair<std::string, std::vector<int64_t>>> parameters() const;
+
+  /// Throws UsageError, naming a parameter, when shards() show gradients that are this rank's part of a sum:
+  /// the window's last backward has not run. `what`: who cannot go on, for the message.
+  void require_complete_gradients(const char* what) const;
 
   /// Clears the gradients of all shards, as torch::optim::Optimizer::zero_grad does. After a backward that
   /// raised it gives that up first, for which it waits for the peers to do so (here or in their next

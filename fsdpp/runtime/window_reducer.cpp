@@ -33,10 +33,11 @@ class WindowReducer final : public Reducer {
   [[nodiscard]] bool reduces_every_backward() const noexcept override { return false; }
 
   void begin(bool /*last*/) override { reduced_.clear(); }
-  void forget() override {  // what was accumulated shows in the gradients and stays
-    for (int slot = 0; slot < slots_.slots(); ++slot)
-      for (const auto& parameter : slots_.group(slot).parameters) partial_.drop_refused(*parameter);
+  void forget() override;
+  void check(ParameterGroup& group) override {
+    for (const auto& parameter : group.parameters) static_cast<void>(partial_.holds(*parameter));
   }
+  [[nodiscard]] const Parameter* partial() const override { return partial_.any(); }
 
   void reduce(ParameterGroup& group) override;
   void finish() override;
@@ -82,6 +83,16 @@ void WindowReducer::open_slot(int slot) {
     partial_.move_out(*parameter);
   }
   slots_.begin_life(slot);
+}
+
+// What was accumulated shows in the gradients and stays, but for what raised before it was written.
+void WindowReducer::forget() {
+  for (int slot = 0; slot < slots_.slots(); ++slot) {
+    for (const auto& parameter : slots_.group(slot).parameters) {
+      partial_.drop_refused(*parameter);
+      if (state(slot).open && !parameter->contributed) partial_.take_back(*parameter);
+    }
+  }
 }
 
 void WindowReducer::await_pulls(int slot) {
@@ -182,7 +193,8 @@ void WindowReducer::finish() {
   for (const SlotUse& use : reduced_) {
     if (whole_) await_pulls(use.slot);
     for (const auto& parameter : slots_.group(use.slot).parameters) {
-      if (!whole_ && replicas_ != nullptr) parameter->shard.mutable_grad() = replicas_->shown(*parameter);
+      at::Tensor& gradient = parameter->shard.mutable_grad();
+      if (!whole_ && replicas_ != nullptr && gradient.defined()) gradient = replicas_->shown(*parameter);
       partial_.close(*parameter);
       parameter->contributed = false;
     }

@@ -86,6 +86,37 @@ TEST(CasesOfMemory, Case45WhatShardingNeedsBesideTheShardsDoesNotGrowWithDepth) 
   }
 }
 
+class CasesOfAddresses : public OnRanks {};
+INSTANTIATE_TEST_SUITE_P(Strategies, CasesOfAddresses, all_ranks(), parameters_name);
+
+// Also while somebody keeps a gradient of an earlier step, and in a window that begins with gradients left
+// over.
+TEST_P(CasesOfAddresses, GradientsStayWhereTheyAreWhenAskedTo) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
+    const auto net = std::make_shared<SmallNet>(3, 16, Layers::fused);
+    Options kept = options();
+    kept.keep_gradient_addresses = true;
+    const auto model = watched_shard(group, net, net->units(), kept);
+    std::vector<at::Tensor> first;
+    for (int step = 0; step < 5; ++step) {
+      for (int index = 0; index < 2; ++index) {
+        const auto scope = model->microbatch(index == 1);
+        small_loss(net->run(small_batch(16, group.rank(), index))).backward();
+      }
+      for (const at::Tensor& shard : model->shards()) {
+        if (shard.numel() == 0) continue;
+        if (step == 0) first.push_back(shard.grad());
+      }
+      std::size_t next = 0;
+      for (const at::Tensor& shard : model->shards()) {
+        if (shard.numel() > 0)
+          EXPECT_EQ(shard.grad().const_data_ptr(), first.at(next++).const_data_ptr()) << step;
+      }
+      if (step != 2) model->zero_grad(step % 2 == 0);
+    }
+  });
+}
+
 class CasesOfFrozen : public OnRanks {};
 INSTANTIATE_TEST_SUITE_P(Strategies, CasesOfFrozen, all_ranks(), parameters_name);
 

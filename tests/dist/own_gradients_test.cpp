@@ -128,6 +128,33 @@ TEST(OwnGradients, HigherDerivativesAndRetainedGraphs) {
   }
 }
 
+TEST(OwnGradients, AdamWLeavesAloneWhatItDoesNotUpdate) {
+  const at::Tensor weight = weight_of({3, 4}, at::kBFloat16);
+  const at::Tensor other = weight_of({3, 4}, at::kBFloat16);
+  const at::Tensor plain = weight_of({4}, at::kBFloat16);  // its gradient has its dtype
+  const OwnGradients own({weight, other});
+  optim::AdamW optimizer({weight, other, plain}, {});
+  backward(weight, 1);
+  backward(other, 1);
+  plain.mutable_grad() = at::ones({4}, plain.options().requires_grad(false));
+  optimizer.step(0.1);
+  EXPECT_LT(plain.max().item<double>(), 1);
+  {
+    const at::NoGradGuard no_grad;
+    weight.fill_(7);
+  }
+  weight.mutable_grad().reset();
+  optimizer.step(0.1);
+  expect_all(weight, 7);
+}
+
+TEST(OwnGradients, ANewAccumulatorIsNoticed) {
+  const at::Tensor weight = weight_of({2, 2}, at::kFloat);
+  const OwnGradients own({weight});
+  weight.set_data(at::ones({2, 2}, at::kDouble));
+  EXPECT_THROW(nn::fused_linear(at::ones({1, 2}, at::kDouble), weight).sum().backward(), UsageError);
+}
+
 TEST(OwnGradients, LeavesNothingBehind) {
   const at::Tensor weight = weight_of({3, 4}, at::kBFloat16);
   {
@@ -155,6 +182,9 @@ TEST(OwnGradients, WhatCannotBeSaysSo) {
   expect_in(refused([&] { OwnGradients({weight}, at::kBFloat16); }), "expected fp32 or the weight's own");
   expect_in(refused([&] { OwnGradients({weight * 2}); }), "weight 0 is not a leaf");
   expect_in(refused([&] { OwnGradients({at::ones({2, 2})}); }), "requires a gradient");
+  const at::Tensor half = weight_of({3, 4}, at::kBFloat16);
+  half.mutable_grad() = at::ones({3, 4}, half.options().requires_grad(false));
+  expect_in(refused([&] { OwnGradients({half}); }), "has a gradient in");
   const OwnGradients own({weight});  // none of these has left a sink
 }
 

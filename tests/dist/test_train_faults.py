@@ -106,7 +106,10 @@ def test_killed_rank(arguments, metrics, point, victim):
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("point", POINTS)
 def test_stopped_rank(arguments, metrics, point, victim):
+    """Who reads what the stopped rank has published does not need it: the others end their sample, and wait then."""
     reach, values = POINTS[point]
+    if point == "in_sample":
+        values = values | {"sample.bytes": 4000}
     with job(arguments(values, "--ranks", str(RANKS))) as running:
         ranks = reach(running, metrics)
         os.kill(ranks[victim], signal.SIGSTOP)

@@ -7,6 +7,8 @@
 #include <map>
 #include <mutex>
 
+#include "fsdpp/optim/adamw.h"
+#include "fsdpp/optim/clip.h"
 #include "fsdpp/trace/recorder.h"
 #include "tests/support/gate_device.h"
 #include "tests/support/hazard_watch.h"
@@ -308,6 +310,7 @@ TEST_P(TrapWindows, ABackwardThatRaisesIsForgottenByZeroGrad) {
     for (std::size_t step = 0; step < ways.size(); ++step) {
       // Its gradients lie where peers still read: only the model knows when that is over.
       if (!reduces_every_backward() && ways.at(step).foreign) continue;
+      if (step % 2 == 1) backward(made, group.rank(), 5);  // gradients left over, to be cleared with the rest
       made.net->side_of = 1;
       const at::Tensor loss = small_loss(made.net->run(small_batch(kDim, group.rank(), 7)));
       made.net->side.register_hook([](const at::Tensor&) { throw std::runtime_error("half-way"); });
@@ -320,6 +323,93 @@ TEST_P(TrapWindows, ABackwardThatRaisesIsForgottenByZeroGrad) {
       EXPECT_TRUE(made.model->at_rest());
       made.model->zero_grad();
     }
+  });
+}
+
+// It is given up when its scope is gone: as it was declared, whatever the next one is. Nobody but the ranks
+// that reduce waits for it.
+TEST_P(TrapWindows, ABackwardThatRaisesEndsAsItWasDeclared) {
+  for (const bool last : {false, true}) {
+    run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
+      const Sharded made = shard(group, 4, options());
+      trace::Recorder recorder;
+      made.model->device().observe(&recorder);
+      {
+        const auto scope = made.model->microbatch(last);
+        made.net->side_of = 1;
+        const at::Tensor loss = small_loss(made.net->run(small_batch(kDim, group.rank(), 7)));
+        made.net->side.register_hook([](const at::Tensor&) { throw std::runtime_error("half-way"); });
+        EXPECT_THROW(loss.backward(), std::exception);
+      }
+      made.net->side_of = -1;
+      {
+        const auto scope = made.model->microbatch(!last);
+        static_cast<void>(made.net->run(small_batch(kDim, group.rank(), 7)));
+      }
+      const bool reduces = last || reduces_every_backward();
+      EXPECT_EQ(recorder.count(OperationKind::signal, "ready root"), reduces ? 1U : 0U);
+      made.model->device().unobserve(&recorder);
+      made.model->zero_grad();
+      SmallNet oracle(4, kDim, Layers::oracle);
+      for (int index = 0; index < 2; ++index) {
+        const auto scope = made.model->microbatch(index == 1);
+        backward(made, group.rank(), index);
+        oracle_backward(oracle, all_batches(kDim, ranks(), index));
+      }
+      expect_gradients(*made.model, oracle);
+    });
+  }
+}
+
+// A change that is refused by a unit's reduce, not by a contribution: the ranks stay in step.
+TEST_P(TrapWindows, ARefusedReduceCanBeClearedAway) {
+  const bool refuses = strategy() == Strategy::optim || parted();
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
+    const Sharded made = shard(group, 3, options());
+    {
+      const auto scope = made.model->microbatch(false);
+      backward(made, group.rank(), 0);
+    }
+    if (refuses) {
+      const auto names = made.model->parameters();
+      bool shows = false;  // a part of it lies here
+      for (std::size_t i = 0; i < names.size(); ++i) {
+        if (!names[i].first.starts_with("block1.")) continue;
+        at::Tensor& gradient = made.model->shards()[i].mutable_grad();
+        shows = shows || gradient.numel() > 0;
+        gradient = gradient + 1;
+      }
+      made.net->skipped = {1};
+      const auto again = [&] { backward(made, group.rank(), 1); };
+      if (shows) expect_in(thrown_text([&] { again(); }), "between a window's backwards");
+      if (!shows) again();
+    }
+    made.net->skipped = {};
+    made.model->zero_grad();
+    backward(made, group.rank(), 2);
+    SmallNet oracle(3, kDim, Layers::oracle);
+    oracle_backward(oracle, all_batches(kDim, ranks(), 2));
+    expect_gradients(*made.model, oracle);
+  });
+}
+
+// A step on gradients whose window is not over would take this rank's sum for everybody's.
+TEST_P(TrapWindows, StepsOnIncompleteGradientsAreRefused) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
+    const Sharded made = shard(group, 2, options());
+    optim::AdamW optimizer(*made.model, {});
+    {
+      const auto scope = made.model->microbatch(false);
+      backward(made, group.rank(), 0);
+    }
+    if (!reduces_every_backward() || hybrid()) {
+      expect_in(thrown_text([&] { optimizer.step(1e-3); }), "AdamW: the gradient of");
+      expect_in(thrown_text([&] { static_cast<void>(optim::clip_grad_norm(*made.model, 1.0)); }),
+                "microbatch(true)");
+      expect_in(thrown_text([&] { static_cast<void>(made.model->full_gradients()); }), "not complete");
+    }
+    backward(made, group.rank(), 1);
+    EXPECT_NO_THROW(optimizer.step(1e-3));
   });
 }
 
