@@ -31,6 +31,13 @@ ShardedBuffer::ShardedBuffer(std::string name, std::shared_ptr<const layout::Sha
           layout_->ranks(), " ranks");
 }
 
+std::vector<ReduceTarget> whole_shard(const layout::ShardLayout& layout, int rank, float* shard) {
+  std::vector<ReduceTarget> result;
+  for (const layout::Segment& segment : layout.segments(rank))
+    result.push_back({segment, shard + segment.shard_offset, false});
+  return result;
+}
+
 void gather(const Route& route, const ShardedBuffer& source, std::byte* full) {
   require_transition(source, Placement::replicate, Transition::gather);
   const auto bytes = static_cast<std::size_t>(source.shard_bytes());

@@ -65,6 +65,11 @@ struct ReduceTarget {
                             // peers' is not scaled: whoever adds the own part to it does that
 };
 
+/// A reduce's targets when all of `rank`'s shard of `layout` goes to its place in the shard at `shard`, over
+/// what is there.
+[[nodiscard]] std::vector<ReduceTarget> whole_shard(const layout::ShardLayout& layout, int rank,
+                                                    float* shard);
+
 /// Shard -> replicate: copies every rank's shard to its place in `full` (full_bytes() bytes). Peers' shards
 /// must be valid and stay so until the lane has passed. Throws UsageError under another placement.
 void gather(const Route& route, const ShardedBuffer& source, std::byte* full);

@@ -81,29 +81,23 @@ std::vector<buffer::ReduceTarget> ReplicaGradients::targets(ParameterGroup& grou
     partial_.move_out(*group.parameters[i]);
     partial_.open(*group.parameters[i], shown(*group.parameters[i]));
   }
-  std::vector<buffer::ReduceTarget> result;
-  for (const layout::Segment& segment : group.layout->segments(rank)) {
-    result.push_back(
-        {segment, shard(group) + segment.shard_offset, held[static_cast<std::size_t>(segment.parameter)]});
-  }
+  std::vector<buffer::ReduceTarget> result = buffer::whole_shard(*group.layout, rank, shard(group));
+  for (buffer::ReduceTarget& target : result)
+    target.add = held[static_cast<std::size_t>(target.segment.parameter)];
   return result;
 }
 
 std::vector<buffer::ReduceTarget> ReplicaGradients::overwritten(ParameterGroup& group, int rank) {
   await_pulls(LaneKind::reduce, group);
-  std::vector<buffer::ReduceTarget> result;
-  for (const layout::Segment& segment : group.layout->segments(rank))
-    result.push_back({segment, shard(group) + segment.shard_offset, false});
-  return result;
+  return buffer::whole_shard(*group.layout, rank, shard(group));
 }
 
 void ReplicaGradients::reduce(ParameterGroup& group) {
   State& current = state(group);
   const uint32_t sequence = ++current.sequence;
   float* own = shard(group) + replicas_.rank() * current.layout->shard_numel();
-  std::vector<buffer::ReduceTarget> target;
-  for (const layout::Segment& segment : current.layout->segments(replicas_.rank()))
-    target.push_back({segment, own + segment.shard_offset, false});
+  const std::vector<buffer::ReduceTarget> target =
+      buffer::whole_shard(*current.layout, replicas_.rank(), own);
   std::vector<int> all(static_cast<std::size_t>(replicas_.ranks()));
   for (int rank = 0; rank < replicas_.ranks(); ++rank) all[static_cast<std::size_t>(rank)] = rank;
   const std::string of = " replicas' " + group.name;

@@ -126,10 +126,7 @@ GradSink WindowReducer::open(Parameter& parameter) {
 // This rank's region of its own slot: the sum is made in place, unless replicas' are to be added.
 std::vector<buffer::ReduceTarget> WindowReducer::targets(int slot) {
   if (replicas_ != nullptr) return replicas_->overwritten(slots_.group(slot), peers_.rank());
-  std::vector<buffer::ReduceTarget> result;
-  for (const layout::Segment& segment : slots_.group(slot).layout->segments(peers_.rank()))
-    result.push_back({segment, own_region(slot) + segment.shard_offset, false});
-  return result;
+  return buffer::whole_shard(*slots_.group(slot).layout, peers_.rank(), own_region(slot));
 }
 
 void WindowReducer::reduce(ParameterGroup& group) {

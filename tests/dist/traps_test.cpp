@@ -361,6 +361,30 @@ TEST_P(TrapWindows, ABackwardThatRaisesEndsAsItWasDeclared) {
   }
 }
 
+// What was opened for a first contribution that raised is nobody's gradient: neither bytes of the window
+// before nor anything else reaches a peer whose own backward ended well.
+TEST_P(TrapWindows, AFirstWriteThatRaisesLeavesNoBytes) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
+    const Sharded made = shard(group, 2, options(), Layers::unfused);
+    const auto owner = runtime::sink_of(made.net->first->weight);
+    backward(made, group.rank(), 0);
+    made.model->zero_grad();
+    const at::Tensor loss = small_loss(made.net->run(small_batch(kDim, group.rank(), 1)));
+    const auto hook = made.net->last->weight.register_hook([&](const at::Tensor&) -> at::Tensor {
+      if (owner->open()) throw std::runtime_error("no room for the product");
+      return {};
+    });
+    EXPECT_THROW(loss.backward(), std::exception);
+    made.net->last->weight.remove_hook(hook);
+    static_cast<void>(made.net->run(small_batch(kDim, group.rank(), 1)));  // gives it up
+    const std::vector<at::Tensor> gradients = made.model->full_gradients();
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      if (made.model->parameters()[i].first != "first.weight" || !gradients[i].defined()) continue;
+      EXPECT_FALSE(gradients[i].any().item<bool>()) << gradients[i];
+    }
+  });
+}
+
 // A change that is refused by a unit's reduce, not by a contribution: the ranks stay in step.
 TEST_P(TrapWindows, ARefusedReduceCanBeClearedAway) {
   const bool refuses = strategy() == Strategy::optim || parted();
