@@ -70,7 +70,8 @@ void write_row_sum(const GradSink& sink, const at::Tensor& grad) {
   if (sink.mode == GradSink::Mode::overwrite) {
     at::sum_out(view, grad, at::IntArrayRef{0}, /*keepdim=*/false, view.scalar_type());
   } else {
-    view.add_(at::sum(grad, at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat));
+    if (sink.kept != 1) view.mul_(sink.kept);
+    view.add_(at::sum(grad, at::IntArrayRef{0}, /*keepdim=*/false, at::kFloat), sink.scale);
   }
 }
 
@@ -123,13 +124,10 @@ class FusedLinear : public torch::autograd::Function<FusedLinear> {
   }
 
   static at::Tensor bias_gradient(runtime::SinkOwner* owner, const at::Tensor& rows, at::ScalarType dtype) {
-    if (owner != nullptr) {
-      if (const auto sink = owner->open()) {
-        write_row_sum(*sink, rows);
-        owner->report();
-        return {};
-      }
-    }
+    const auto write = [rows](const GradSink& sink, int64_t first, int64_t last) {
+      write_row_sum(sink, rows.narrow(1, first, last - first));
+    };
+    if (owner != nullptr && owner->contribute(write)) return {};
     return at::sum(rows, at::IntArrayRef{0}).to(dtype);
   }
 };

@@ -1,5 +1,6 @@
 #include "fsdpp/runtime/backward_pass.h"
 
+#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -46,20 +47,20 @@ class AfterAccumulation final : public torch::autograd::FunctionPostHook {
 }  // namespace
 
 BackwardPass::BackwardPass(std::vector<std::vector<ParameterGroup*>> units, Reducer& reducer,
-                           Residency& residency, Order& order, device::Device& device, bool fused)
+                           Residency& residency, Order& order, device::Device& device, const Options& options)
     : units_(std::move(units)),
       reducer_(&reducer),
       residency_(residency),
       order_(order),
       device_(device),
-      fused_(fused),
+      fused_(options.fused),
+      delay_(options.delay_wgrad),
+      turns_(units_, reducer),
+      delayed_(units_.size()),
       remaining_(units_.size()),
+      recomputed_(units_.size()),
       complete_(units_.size()),
-      reached_(units_.size()) {
-  int groups = 0;
-  for (const auto& unit : units_) groups += static_cast<int>(unit.size());
-  group_reduced_.resize(static_cast<std::size_t>(groups));
-}
+      reached_(units_.size()) {}
 
 void BackwardPass::watch() {
   for (const auto& unit : units_) {
@@ -85,24 +86,19 @@ void BackwardPass::close() noexcept {
   }
 }
 
-bool BackwardPass::reducing() const noexcept {
-  return accumulates_ && (last_ || reducer_->reduces_every_backward());
-}
-
 void BackwardPass::begin_if_needed() {
   if (active_) return;  // also inside a reentrant graph task: the outermost one ends the pass
   FSDPP_INVARIANT(torch::autograd::get_current_graph_task_id() != -1, "a backward hook outside a backward");
+  expect_from_graph();
+  expect_segments();
+  if (accumulates_) turns_.begin(next_is_last_);
   active_ = true;
-  next_ = 0;
-  completed_.clear();
   leaving_.clear();
   std::fill(complete_.begin(), complete_.end(), false);
   std::fill(reached_.begin(), reached_.end(), false);
-  std::fill(group_reduced_.begin(), group_reduced_.end(), false);
   order_.begin();
   last_ = next_is_last_;
-  reducer_->begin(last_);
-  expect_from_graph();
+  delayed_.begin();
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
     if (const auto self = weak.lock(); self && !self->closed_) self->finish();
   });
@@ -120,7 +116,7 @@ void BackwardPass::expect_from_graph() {
         if (!parameter->expected) continue;
         ++remaining_[static_cast<std::size_t>(group->unit)];
         accumulates_ = true;
-        parameter->full.mutable_grad().reset();  // the guard gives way to what autograd brings
+        before_accumulation(*parameter);
       }
     }
   }
@@ -166,14 +162,21 @@ void BackwardPass::gather_on_demand(const Parameter& parameter) {
 }
 
 void BackwardPass::require_not_reduced(const Parameter& parameter) const {
-  require(!group_reduced_[static_cast<std::size_t>(parameter.group->id)], "parameter ", parameter.name,
-          " got a gradient after unit ", parameter.group->name,
+  require(!turns_.reduced(*parameter.group), "parameter ", parameter.name, " got a gradient after unit ",
+          parameter.group->name,
           " was reduced in the same backward; a nested backward (reentrant checkpoint) over weights that the "
           "outer "
           "graph uses too is not supported: put the checkpoint around all of their uses");
 }
 
+// Inside a backward; by hand, a slot is taken at any time.
 bool BackwardPass::may_fuse(const Parameter& parameter) {
+  if (by_hand_ && torch::autograd::get_current_graph_task_id() == -1) {
+    if (!fused_ || !parameter.group->trainable) return false;
+    if (!turns_.open()) turns_.begin(next_is_last_);
+    require_not_reduced(parameter);
+    return true;
+  }
   begin_if_needed();
   const bool hooked = !torch::autograd::impl::hooks(parameter.full).empty();
   if (!fused_ || !parameter.group->trainable || hooked) return false;
@@ -184,6 +187,11 @@ bool BackwardPass::may_fuse(const Parameter& parameter) {
 
 std::optional<GradSink> BackwardPass::open(Parameter& parameter) {
   if (!may_fuse(parameter)) return std::nullopt;
+  if (delay_) {
+    parameter.staged =
+        at::empty(parameter.sizes, at::TensorOptions(parameter.group->place).dtype(at::kFloat));
+    return GradSink{parameter.staged, GradSink::Mode::overwrite};
+  }
   GradSink sink = reducer_->open(parameter);
   announce_write(device_, parameter, sink);
   return sink;
@@ -193,7 +201,11 @@ bool BackwardPass::contribute(Parameter& parameter, const RowWriter& write) {
   require(!parameter.sizes.empty(), "parameter ", parameter.name,
           " is a scalar: its gradient has no rows; take the sink from open()");
   if (!may_fuse(parameter)) return false;
-  reducer_->contribute(parameter, write);
+  if (delay_) {
+    delayed_.add(parameter, write, /*by_rows=*/true);
+  } else {
+    reducer_->contribute(parameter, write);
+  }
   return true;
 }
 
@@ -209,70 +221,98 @@ bool BackwardPass::add_rows(Parameter& parameter, const at::Tensor& indices, con
   return true;
 }
 
-void BackwardPass::report(Parameter& parameter) { parameter.contributed = true; }
+void BackwardPass::report(Parameter& parameter) {
+  if (parameter.staged.defined()) {
+    delayed_.add(parameter, writer_of(std::exchange(parameter.staged, {})), /*by_rows=*/false);
+  } else {
+    parameter.contributed = true;
+  }
+}
 
+// The guard gives way to what autograd brings.
 void BackwardPass::before_accumulation(Parameter& parameter) {
-  begin_if_needed();
   if (parameter.full.grad().is_same(parameter.guard_grad)) parameter.full.mutable_grad().reset();
+}
+
+// What autograd, or the user, left in a full weight's `.grad`.
+void BackwardPass::take_found(Parameter& parameter) {
+  at::Tensor& found = parameter.full.mutable_grad();
+  if (!found.defined() || found.is_same(parameter.guard_grad)) return;
+  const at::NoGradGuard no_grad;
+  require_not_reduced(parameter);
+  if (!turns_.open()) turns_.begin(next_is_last_);
+  RowWriter write = writer_of(found.is_sparse() ? found.to_dense() : found);
+  if (delay_ && active_) {
+    delayed_.add(parameter, std::move(write), /*by_rows=*/false);
+  } else {
+    run_writer(device_, "grad " + parameter.name, reducer_->open(parameter), {}, write);
+    parameter.contributed = true;
+  }
+  found.reset();
+}
+
+void BackwardPass::take_found(int unit) {
+  for (ParameterGroup* group : units_[static_cast<std::size_t>(unit)]) {
+    if (!group->trainable) continue;
+    for (const auto& parameter : group->parameters) take_found(*parameter);
+  }
 }
 
 void BackwardPass::accumulated(Parameter& parameter) {
   begin_if_needed();
-  at::Tensor& brought = parameter.full.mutable_grad();
-  if (brought.defined()) {
-    const at::NoGradGuard no_grad;
-    require_not_reduced(parameter);
-    const at::Tensor gradient = brought.is_sparse() ? brought.to_dense() : brought;
-    run_writer(device_, "grad " + parameter.name, reducer_->open(parameter), {},
-               [gradient](const GradSink& sink, int64_t, int64_t) {
-                 if (sink.mode == GradSink::Mode::add) {
-                   sink.view.add_(gradient);
-                 } else {
-                   sink.view.copy_(gradient);
-                 }
-               });
-    report(parameter);
-    brought.reset();
-  }
+  take_found(parameter);
   if (!parameter.expected || parameter.seen) return;
   parameter.seen = true;
-  if (--remaining_[static_cast<std::size_t>(parameter.group->unit)] == 0)
-    complete_unit(parameter.group->unit);
+  --remaining_[static_cast<std::size_t>(parameter.group->unit)];
+  complete_if_all_seen(parameter.group->unit);
+}
+
+void BackwardPass::complete_if_all_seen(int unit) {
+  const auto index = static_cast<std::size_t>(unit);
+  if (remaining_[index] == 0 && recomputed_[index] == 0 && !complete_[index]) complete_unit(unit);
+}
+
+void BackwardPass::expect(const std::shared_ptr<Segment>& segment) {
+  std::erase_if(segments_, [](const auto& known) { return known.expired(); });
+  segments_.push_back(segment);
+}
+
+// In the graph of the backward that begins; those made while it runs belong to units of one of them.
+void BackwardPass::expect_segments() {
+  std::fill(recomputed_.begin(), recomputed_.end(), 0);
+  for (const std::weak_ptr<Segment>& known : segments_) {
+    const auto segment = known.lock();
+    if (segment == nullptr || !runs_in_graph_task(segment->node())) continue;
+    for (const int unit : segment->units_of(*this)) ++recomputed_[static_cast<std::size_t>(unit)];
+  }
+}
+
+void BackwardPass::returned(const Segment& segment) {
+  if (!active_ || closed_) return;
+  for (const int unit : segment.units_of(*this)) {
+    int& count = recomputed_[static_cast<std::size_t>(unit)];
+    if (count > 0 && --count == 0) complete_if_all_seen(unit);
+  }
 }
 
 void BackwardPass::complete_unit(int unit) {
   complete_[static_cast<std::size_t>(unit)] = true;
-  bool frozen = false;
-  for (ParameterGroup* group : units_[static_cast<std::size_t>(unit)]) {
-    frozen = frozen || !group->trainable;
-    if (group->trainable) completed_.push_back(group);
-  }
+  const auto& groups = units_[static_cast<std::size_t>(unit)];
+  const bool frozen = std::any_of(groups.begin(), groups.end(),
+                                  [](const ParameterGroup* group) { return !group->trainable; });
   // Input gradients may still need weights when the weights' own gradients are done: frozen ones, which stay
   // to the end, or others through detach(), which stay until the next unit is reached.
   if (!frozen) leaving_.push_back(unit);
-  reduce_in_turn();
-}
-
-void BackwardPass::reduce_in_turn() {
-  if (!reducing()) return;
-  while (next_ < reduce_order_.size() && complete_[static_cast<std::size_t>(reduce_order_[next_]->unit)]) {
-    ParameterGroup* group = reduce_order_[next_];
-    reduce_next();
-    group_reduced_[static_cast<std::size_t>(group->id)] = true;
-  }
-}
-
-// What is refused is so before anything is done, and the group keeps its turn.
-void BackwardPass::reduce_next() {
-  ParameterGroup* group = reduce_order_[next_];
-  reducer_->check(*group);
-  ++next_;
-  reducer_->reduce(*group);
+  if (delay_ || by_hand_) return;
+  take_found(unit);
+  turns_.complete(unit);
+  turns_.advance();
 }
 
 void BackwardPass::abandon() {
   if (!active_) return;
   reducer_->forget();
+  delayed_.forget_last();
   for (const auto& unit : units_) {
     for (ParameterGroup* group : unit) {
       if (group->rows != nullptr) group->rows->forget();
@@ -284,15 +324,17 @@ void BackwardPass::abandon() {
 void BackwardPass::finish() {
   if (!active_) return;
   let_go();
-  if (reducing()) {
-    while (next_ < reduce_order_.size()) reduce_next();
-    reducer_->finish();
+  if (accumulates_) {
+    for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) take_found(unit);
+    if (!by_hand_ && !delayed_.any()) end_round();
   }
   for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {
     if (residency_.holds(unit, Hold::backward) > 0) order_.leave(unit);
     for (ParameterGroup* group : units_[static_cast<std::size_t>(unit)]) {
       if (!group->trainable) continue;
-      for (const auto& parameter : group->parameters) parameter->full.mutable_grad() = parameter->guard_grad;
+      for (const auto& parameter : group->parameters) {
+        if (!by_hand_) parameter->full.mutable_grad() = parameter->guard_grad;
+      }
     }
   }
   residency_.drop_all(Hold::backward);
@@ -300,47 +342,6 @@ void BackwardPass::finish() {
   device_.rejoin(device::LaneKind::compute, "end of backward");
   active_ = false;
   if (accumulates_ && on_finished_) on_finished_();
-}
-
-BackwardPass& Parameter::live() const {
-  require(backward != nullptr, "the sharded model of parameter ", name,
-          " no longer exists; keep it alive until its last backward");
-  return *backward;
-}
-
-void Parameter::ensure_resident() { live().gather_on_demand(*this); }
-
-std::optional<GradSink> Parameter::open() {
-  BackwardPass& pass = live();
-  require_no_graph();
-  return pass.open(*this);
-}
-
-void Parameter::report() { live().report(*this); }
-
-bool Parameter::contribute(const RowWriter& write) {
-  BackwardPass& pass = live();
-  require_no_graph();
-  return pass.contribute(*this, write);
-}
-
-bool Parameter::exchanges_rows() const noexcept { return group->rows != nullptr; }
-
-at::Tensor Parameter::gather_rows(const at::Tensor& indices, bool with_gradient) {
-  static_cast<void>(live());
-  return group->rows->gather(indices, with_gradient);
-}
-
-bool Parameter::add_rows(const at::Tensor& indices, const at::Tensor& rows) {
-  BackwardPass& pass = live();
-  require_no_graph();
-  return pass.add_rows(*this, indices, rows);
-}
-
-void Parameter::require_no_graph() const {
-  require(!at::GradMode::is_enabled(), "parameter ", name,
-          ": a fused weight gradient has no graph, but this backward was asked for one (create_graph); "
-          "use Options{.fused = false} for higher derivatives");
 }
 
 }  // namespace fsdpp::runtime

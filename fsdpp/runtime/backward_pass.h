@@ -6,9 +6,12 @@
 #include <optional>
 #include <vector>
 
+#include "fsdpp/runtime/delayed_gradients.h"
 #include "fsdpp/runtime/order.h"
+#include "fsdpp/runtime/reduce_turns.h"
 #include "fsdpp/runtime/reducer.h"
 #include "fsdpp/runtime/residency.h"
+#include "fsdpp/runtime/segment.h"
 
 namespace fsdpp::runtime {
 
@@ -21,7 +24,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
  public:
   /// `units[i]`: the groups of unit i. All references must outlive the last hook, or close() is called first.
   BackwardPass(std::vector<std::vector<ParameterGroup*>> units, Reducer& reducer, Residency& residency,
-               Order& order, device::Device& device, bool fused);
+               Order& order, device::Device& device, const Options& options);
 
   /// Puts hooks on the accumulators of all trainable parameters. Once, after construction.
   void watch();
@@ -40,20 +43,41 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
 
   /// The window's last backward (the default), or one whose gradients may stay unreduced.
   void set_last(bool last) noexcept { next_is_last_ = last; }
+  [[nodiscard]] bool next_is_last() const noexcept { return next_is_last_; }
   /// What the backward under way, or else the one before, was declared when it began.
   [[nodiscard]] bool last() const noexcept { return last_; }
 
-  /// Trainable groups in the order of their reduces, equal on all ranks.
-  void set_reduce_order(std::vector<ParameterGroup*> order) { reduce_order_ = std::move(order); }
-  [[nodiscard]] const std::vector<ParameterGroup*>& reduce_order() const noexcept { return reduce_order_; }
-  /// Groups in the order in which their gradients became complete in the last backward; only those that did.
-  [[nodiscard]] const std::vector<ParameterGroup*>& completed() const noexcept { return completed_; }
+  [[nodiscard]] ReduceTurns& turns() noexcept { return turns_; }
+
+  /// Writes the weight gradients that were delayed, of `unit` or of all units, and runs the reduces whose
+  /// turn has come; gradients are readable after the last. Throws UsageError inside a backward.
+  void backward_dw(int unit);
+  void backward_dw();
+
+  /// From now on (`true`) reduces are run by reduce() and finish_reduces() alone.
+  void set_by_hand(bool by_hand);
+  [[nodiscard]] bool by_hand() const noexcept { return by_hand_; }
+  /// By hand: the gradients of `unit` are complete, and it is reduced when its turn has come.
+  void reduce(int unit);
+  /// By hand: all other units are reduced with what they have, and gradients are readable.
+  void finish_reduces();
+  /// A unit with gradients that wait for backward_dw() or, by hand, for reduces; or -1.
+  [[nodiscard]] int waiting() const;
+  /// Slots hold gradients of a round that is not over, though no backward is under way.
+  [[nodiscard]] bool holds_slots() const noexcept {
+    return turns_.open() && (by_hand_ || turns_.under_way()) && !active_;
+  }
 
   /// Ends a backward that raised half-way: what was not reduced yet is forgotten, and reduced as empty, so
   /// that the ranks stay in step. Does nothing when none is active.
   void abandon();
-  /// Called at the end of each backward that ran to its end.
+  /// Called at the end of each backward that ran to its end, and at the end of each round of reduces.
   void on_finished(std::function<void()> callback) { on_finished_ = std::move(callback); }
+  void on_reduced(std::function<void()> callback) { on_reduced_ = std::move(callback); }
+
+  /// `segment`'s units come back in the backward of its node; all of them have.
+  void expect(const std::shared_ptr<Segment>& segment);
+  void returned(const Segment& segment);
 
   /// The model goes away: hooks that still exist do nothing from now on.
   void close() noexcept;
@@ -73,13 +97,17 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
  private:
   void begin_if_needed();
   void expect_from_graph();
+  void expect_segments();
+  void complete_if_all_seen(int unit);
   void finish();
   void complete_unit(int unit);
   void let_go();
-  void reduce_in_turn();
-  void reduce_next();
-  [[nodiscard]] bool reducing() const noexcept;
+  void end_round();
+  void write_delayed(int unit);
+  void take_found(Parameter& parameter);
+  void take_found(int unit);
   [[nodiscard]] bool may_fuse(const Parameter& parameter);
+  void require_none_under_way(const char* what) const;
   void require_not_reduced(const Parameter& parameter) const;
 
   std::vector<std::vector<ParameterGroup*>> units_;
@@ -88,22 +116,24 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   Order& order_;
   device::Device& device_;
   bool fused_;
+  bool delay_;
+  bool by_hand_ = false;
   bool closed_ = false;
   bool next_is_last_ = true;
   bool last_ = true;
   std::function<void()> on_finished_;
-
-  std::vector<ParameterGroup*> reduce_order_;
-  std::vector<ParameterGroup*> completed_;
+  std::function<void()> on_reduced_;
+  ReduceTurns turns_;
+  DelayedGradients delayed_;
 
   bool active_ = false;
-  bool accumulates_ = false;         // this graph task runs accumulators (not autograd::grad)
-  std::size_t next_ = 0;             // in reduce_order_
-  std::vector<int> remaining_;       // per unit: expected parameters not seen yet
-  std::vector<bool> complete_;       // per unit
-  std::vector<bool> reached_;        // per unit: a hook of it has run in this backward
-  std::vector<int> leaving_;         // complete units that are kept until another one is reached
-  std::vector<bool> group_reduced_;  // per group id
+  bool accumulates_ = false;     // this graph task runs accumulators (not autograd::grad)
+  std::vector<int> remaining_;   // per unit: expected parameters not seen yet
+  std::vector<int> recomputed_;  // per unit: forwards in segments of this graph that have not come back
+  std::vector<std::weak_ptr<Segment>> segments_;
+  std::vector<bool> complete_;  // per unit
+  std::vector<bool> reached_;   // per unit: a hook of it has run in this backward
+  std::vector<int> leaving_;    // complete units that are kept until another one is reached
   int64_t on_demand_gathers_ = 0;
 };
 

@@ -80,8 +80,8 @@ Core::Core(RankGroups rank_groups, std::shared_ptr<torch::nn::Module> root_modul
       groups_by_unit(units, [&](const ParameterGroup& held) { return sharded && held.is_gathered(); }),
       weight_plan(), ledger);
   backward = std::make_shared<BackwardPass>(groups_by_unit(units, [](const ParameterGroup&) { return true; }),
-                                            *reducer, *residency, backward_order, *device, options.fused);
-  backward->set_reduce_order([&] {
+                                            *reducer, *residency, backward_order, *device, options);
+  backward->turns().set_order([&] {
     std::vector<ParameterGroup*> order;
     for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
       for (const auto& unit_group : unit->groups) {
@@ -91,12 +91,13 @@ Core::Core(RankGroups rank_groups, std::shared_ptr<torch::nn::Module> root_modul
     return order;
   }());
   backward->on_finished([this] {
-    // Who promised tells when the window ends; for the others its last backward ends it: what follows in the
-    // next declared window may come after an optimizer's step.
-    window_open_ = promised || !backward->last();
-    backward_seen_ = true;
+    settle_window();
     orders_changed_ = backward_order.complete() || orders_changed_;
     for (UnitState& unit : units) unit.passes.complete_backward();
+  });
+  backward->on_reduced([this] {
+    backward_seen_ = true;
+    settle_window();
   });
   backward->watch();
   if (!sharded) {
@@ -231,6 +232,7 @@ std::shared_ptr<Pass> Core::enter(int index) {
   const bool recompute = torch::autograd::get_current_graph_task_id() != -1;
   auto pass = std::make_shared<Pass>(index, at::GradMode::is_enabled(), recompute);
   if (pass->with_gradient()) unit.passes.add(pass);
+  if (Segment* segment = Segment::current()) segment->note(backward, index);
   if (recompute) {
     backward->reach(index);  // a hold that the unit's own backward drops; no slot, no release of ours
     return pass;
@@ -238,7 +240,8 @@ std::shared_ptr<Pass> Core::enter(int index) {
   if (entered_.empty()) {
     begin_forward();
     root_pass_ = index == 0;
-    if (root_pass_) order_of(*pass).begin();
+    root_with_gradient_ = pass->with_gradient();
+    if (root_pass_) current_order().begin();
   }
   entered_.push_back(index);
   device->stay_near();
@@ -246,7 +249,7 @@ std::shared_ptr<Pass> Core::enter(int index) {
   residency->drop_all(index, Hold::prefetch);
   announce_use(*device, "forward", backward->groups_of(index));
   if (root_pass_) {
-    const int next = order_of(*pass).arrive(index);
+    const int next = current_order().arrive(index);
     if (next >= 0 && !residency->resident(next)) residency->hold(next, Hold::prefetch);
   }
   return pass;
@@ -269,16 +272,16 @@ void Core::finish(const std::shared_ptr<Pass>& pass, bool raised) {
   pass->move_to(raised ? Phase::abandoned : pass->with_gradient() ? Phase::waiting : Phase::done);
   if (pass->recompute()) return;
   const int index = pass->unit();
-  if (root_pass_) order_of(*pass).leave(index);
+  if (root_pass_) current_order().leave(index);
   // What the backward needs first stays: the root, and the unit visited last.
   const bool comes_back_first =
-      pass->with_gradient() && root_pass_ && !raised &&
+      root_with_gradient_ && root_pass_ && !raised &&
       (index == 0 || (backward_order.expected().size() > 1 && backward_order.expected()[1].unit == index));
   if (comes_back_first) residency->hold(index, Hold::prefetch);
   residency->drop(index, Hold::forward);
   entered_.pop_back();
   if (entered_.empty()) {
-    if (root_pass_ && !raised) orders_changed_ = order_of(*pass).complete() || orders_changed_;
+    if (root_pass_ && !raised) orders_changed_ = current_order().complete() || orders_changed_;
     end_forward(raised);
   }
 }
@@ -330,8 +333,6 @@ void Core::zero_grad(bool set_to_none) {
   }
   if (set_to_none) reducer->cleared();
 }
-
-void Core::set_last(bool last) { backward->set_last(last); }
 
 void Core::weights_changed() { window_open_ = false; }
 

@@ -40,7 +40,6 @@ class Core {
 
   // windows and weights
   void zero_grad(bool set_to_none);
-  void set_last(bool last);
   void weights_changed();
   /// Collective: publishes main weights if they may have changed since the last time.
   void refresh();
@@ -103,6 +102,7 @@ class Core {
   void broadcast_from_first(Peers& among);
   void broadcast_by_sum(Peers& among, ParameterGroup& held);
   [[nodiscard]] bool must_publish() const;
+  void settle_window();
   [[nodiscard]] std::vector<ParameterGroup*> choose_kept() const;
   [[nodiscard]] std::vector<Sized> unit_sizes() const;
   [[nodiscard]] std::vector<Sized> slot_sizes() const;
@@ -111,10 +111,13 @@ class Core {
   [[nodiscard]] Seen last_backward() const;
   void adopt(const Seen& seen);
   void settle();
-  Order& order_of(const Pass& pass) { return pass.with_gradient() ? forward_order : evaluation_order; }
+  /// Of the root's pass under way: recompute runs units inside it without gradients that come back all the
+  /// same.
+  Order& current_order() { return root_with_gradient_ ? forward_order : evaluation_order; }
 
-  std::vector<int> entered_;     // units of nested forwards, the outermost first
-  bool root_pass_ = false;       // the outermost one is the root's
+  std::vector<int> entered_;  // units of nested forwards, the outermost first
+  bool root_pass_ = false;    // the outermost one is the root's
+  bool root_with_gradient_ = false;
   bool window_open_ = false;     // weights are as published until it closes
   bool orders_changed_ = false;  // a pass differed from what was planned
   bool backward_seen_ = false;   // one ran to its end since the last publication

@@ -45,13 +45,19 @@ void Core::broadcast_by_sum(Peers& among, ParameterGroup& held) {
 
 bool Core::must_publish() const {
   if (publisher->epoch() == 0 || !window_open_) return true;
-  return !promised && !in_scope;
+  return !promised && !in_scope && !backward->turns().open();
 }
+
+// Who promised tells when the window ends; for the others its last backward ends it, once its gradients are
+// reduced: what follows in the next declared window may come after an optimizer's step.
+void Core::settle_window() { window_open_ = promised || !backward->last() || backward->turns().open(); }
 
 // What this rank knows of the last backward: order of completion, and how slots were used.
 Core::Seen Core::last_backward() const {
   if (!backward_seen_) return {};
-  Seen seen{backward->completed(), {reducer->uses().begin(), reducer->uses().end()}, 1469598103934665603ULL};
+  Seen seen{backward->turns().completed(),
+            {reducer->uses().begin(), reducer->uses().end()},
+            1469598103934665603ULL};
   const auto mix = [&](uint64_t value) {
     seen.hash = (seen.hash ^ (value + 1)) * 1099511628211ULL;
   };  // FNV-1a
@@ -67,11 +73,11 @@ Core::Seen Core::last_backward() const {
 // planned for how they were used. What did not complete keeps its turn at the end.
 void Core::adopt(const Seen& seen) {
   std::vector<ParameterGroup*> order = seen.completed;
-  for (ParameterGroup* known : backward->reduce_order()) {
+  for (ParameterGroup* known : backward->turns().order()) {
     if (std::find(order.begin(), order.end(), known) == order.end()) order.push_back(known);
   }
-  const bool same_order = order == backward->reduce_order();
-  backward->set_reduce_order(order);
+  const bool same_order = order == backward->turns().order();
+  backward->turns().set_order(order);
   if (!shards_gradients(options.strategy)) return;
   if (!same_order) return;  // the uses were recorded under another order: plan after the next backward
   if (static_cast<int>(seen.uses.size()) != slots->slots()) return;
@@ -88,6 +94,9 @@ void Core::settle() {
 }
 
 void Core::publish(const std::function<void()>& update) {
+  require(!backward->holds_slots(),
+          "weights were changed while gradients lie in their slots that have still to be reduced; call "
+          "backward_dw() or finish_reduces() before an optimizer's step");
   Seen seen = last_backward();
   const std::vector<uint64_t> votes = everyone().exchange_votes(publisher->epoch() + 1, seen.hash);
   publisher->publish(update);

@@ -70,6 +70,9 @@ struct Options {
   /// a user keeps beyond zero_grad is overwritten. So it is anyway but where gradients are sharded on a flat
   /// mesh.
   bool keep_gradient_addresses = false;
+  /// Weight gradients are not computed in the backward but by ShardedModel::backward_dw(), and nothing is
+  /// reduced before. Until then their layers' inputs and the gradients of their outputs stay in memory.
+  bool delay_wgrad = false;
   bool fused = true;  // fused layers write their weight gradients straight into the gradient slot
 };
 

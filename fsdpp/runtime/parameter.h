@@ -41,6 +41,7 @@ class Parameter final : public SinkOwner {
   bool expected = false;        // its accumulator runs in the current graph task
   bool seen = false;            // and has run
   bool contributed = false;     // its range of the gradient slot holds values, but for late rows
+  at::Tensor staged;            // a contribution that is delayed, while it is being written
   std::vector<RowWriter> late;  // of rows that wait for the peers' sum (LateRows)
 
  private:

@@ -10,6 +10,7 @@
 #include "fsdpp/base/bytes.h"
 #include "fsdpp/base/error.h"
 #include "fsdpp/runtime/core.h"
+#include "fsdpp/runtime/registry.h"
 
 namespace fsdpp::runtime {
 namespace {
@@ -52,14 +53,15 @@ void fill_gradient_shard(const ParameterGroup& group, bool whole, float* shard) 
 
 }  // namespace
 
-MicrobatchScope::MicrobatchScope(std::shared_ptr<Core> core, bool last) : core_(std::move(core)) {
-  core_->set_last(last);
+MicrobatchScope::MicrobatchScope(std::shared_ptr<Core> core, bool last)
+    : core_(std::move(core)), last_around_(core_->backward->next_is_last()), around_(core_->in_scope) {
+  core_->backward->set_last(last);
   core_->in_scope = true;
 }
 
 MicrobatchScope::~MicrobatchScope() {
-  core_->set_last(true);
-  core_->in_scope = false;
+  core_->backward->set_last(last_around_);
+  core_->in_scope = around_;
 }
 
 ShardedModel::ShardedModel(std::shared_ptr<Core> core) : core_(std::move(core)) {}
@@ -79,6 +81,11 @@ std::vector<std::pair<std::string, std::vector<int64_t>>> ShardedModel::paramete
 
 void ShardedModel::zero_grad(bool set_to_none) { core_->zero_grad(set_to_none); }
 void ShardedModel::require_complete_gradients(const char* what) const {
+  const int waiting = core_->backward->waiting();
+  require(waiting < 0, what, ": gradients of unit ",
+          waiting < 0 ? "" : core_->units[static_cast<std::size_t>(waiting)].name,
+          " wait to be reduced; call ", core_->backward->by_hand() ? "finish_reduces()" : "backward_dw()",
+          " first");
   const Parameter* partial = core_->reducer->partial();
   require(partial == nullptr, what, ": the gradient of ", partial == nullptr ? "" : partial->name,
           " is this rank's part of a sum that is not complete, since the window's last backward has not run: "
@@ -86,6 +93,29 @@ void ShardedModel::require_complete_gradients(const char* what) const {
           "it with microbatch(true), or run it outside of a microbatch() scope; or clear gradients with "
           "zero_grad()");
 }
+
+int ShardedModel::unit_of(const torch::nn::Module& module, const char* what) const {
+  const UnitRef found = find_unit(module);
+  require(found.model.get() == this, what, ": module ", module.name(),
+          " is no unit of this model; give a module that was named as a unit to fully_shard(), or its root");
+  return found.unit;
+}
+
+void ShardedModel::backward_dw() { core_->backward->backward_dw(); }
+void ShardedModel::backward_dw(const torch::nn::Module& unit) {
+  core_->backward->backward_dw(unit_of(unit, "backward_dw"));
+}
+void ShardedModel::gather(const torch::nn::Module& unit) {
+  const int index = unit_of(unit, "gather");
+  core_->refresh();
+  core_->residency->hold(index, Hold::user);
+}
+void ShardedModel::release(const torch::nn::Module& unit) {
+  core_->residency->drop_all(unit_of(unit, "release"), Hold::user);
+}
+void ShardedModel::reduce_by_hand(bool by_hand) { core_->backward->set_by_hand(by_hand); }
+void ShardedModel::reduce(const torch::nn::Module& unit) { core_->backward->reduce(unit_of(unit, "reduce")); }
+void ShardedModel::finish_reduces() { core_->backward->finish_reduces(); }
 
 void ShardedModel::weights_changed() { core_->weights_changed(); }
 void ShardedModel::promise_to_tell() { core_->promised = true; }

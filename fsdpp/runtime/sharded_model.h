@@ -50,7 +50,8 @@ struct UnitSpec {
 };
 
 /// While it lives, backwards are (or are not) the window's last: where gradients are not sharded (no_shard,
-/// optim) only the last is reduced, and on a hybrid mesh only the last is summed over the replicas.
+/// optim) only the last is reduced, and on a hybrid mesh only the last is summed over the replicas. A scope
+/// inside another counts in its place.
 class MicrobatchScope {
  public:
   MicrobatchScope(std::shared_ptr<Core> core, bool last);
@@ -60,6 +61,8 @@ class MicrobatchScope {
 
  private:
   std::shared_ptr<Core> core_;
+  bool last_around_;  // what was declared before it
+  bool around_;       // something was
 };
 
 /// A torch::nn module whose parameters live in shards over the ranks of a group.
@@ -100,6 +103,28 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
 
   /// Declares backwards to be the window's last or not; `auto scope = model.microbatch(i + 1 == count);`.
   [[nodiscard]] MicrobatchScope microbatch(bool last) const;
+
+  /// With Options::delay_wgrad: computes the weight gradients of the backwards before, of all units or of the
+  /// one that `unit` enters, and reduces; in any order of units, equal on all ranks. Gradients are readable
+  /// when all are done. Several backwards before it are reduced once, as their sum. Throws UsageError inside
+  /// a backward, and for a module that is no unit of this model.
+  void backward_dw();
+  void backward_dw(const torch::nn::Module& unit);
+
+  // Schedules of the user's own, as pipelines have them.
+  /// Takes a hold of `unit` (gathers it now), or lets all such holds go. Throws UsageError for a module that
+  /// is no unit of this model.
+  void gather(const torch::nn::Module& unit);
+  void release(const torch::nn::Module& unit);
+  /// From now on backwards reduce nothing (`by_hand`): their gradients add up in the slots until reduce() of
+  /// the unit or finish_reduces(), which every rank calls in the same order; a slot can also be taken outside
+  /// a backward (SinkOwner::open). A full weight's `.grad` is free in the meantime: what is found there goes
+  /// into the slot. Throws UsageError while gradients wait to be reduced.
+  void reduce_by_hand(bool by_hand);
+  /// The gradients of `unit` are complete: it is reduced when those before it in the order of reduces are.
+  void reduce(const torch::nn::Module& unit);
+  /// Reduces all units that have not been, and ends the round: gradients are readable.
+  void finish_reduces();
 
   /// Keeps all units gathered, or lets them go again (a user's hold): for reading full weights in place.
   void hold_all();
@@ -154,6 +179,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void finish(const std::shared_ptr<Pass>& pass, bool raised);
 
  private:
+  [[nodiscard]] int unit_of(const torch::nn::Module& unit, const char* what) const;
   std::shared_ptr<Core> core_;
 };
 

@@ -40,7 +40,9 @@ IntegerNet::IntegerNet(const IntegerModel& model) {
 
 at::Tensor IntegerNet::forward(const IntegerBatch& batch) const {
   at::Tensor x = bounded(embedding_->look_up(batch.tokens));
-  for (const auto& block : blocks_) x = call(*block, x);
+  for (const auto& block : blocks_) {
+    x = nn::recompute(recompute, [&block](const at::Tensor& input) { return call(*block, input); }, x);
+  }
   const auto project = [&] { return nn::fused_linear(x, head_ ? head_->weight : embedding_->weight); };
   const at::Tensor logits = head_ ? project() : call_as(*embedding_, project);  // a tied table may be a unit
   return (logits * batch.coefficients).sum();

@@ -9,6 +9,7 @@
 
 #include "fsdpp/nn/embedding.h"
 #include "fsdpp/nn/linear.h"
+#include "fsdpp/nn/recompute.h"
 #include "fsdpp/runtime/sharded_model.h"
 #include "tests/support/integer_model.h"
 
@@ -30,6 +31,8 @@ class IntegerNet : public torch::nn::Module {
   explicit IntegerNet(const IntegerModel& model);
   /// sum(logits * coefficients), a scalar.
   [[nodiscard]] at::Tensor forward(const IntegerBatch& batch) const;
+  nn::Recompute recompute = nn::Recompute::none;  // of each block's activations
+
   /// The blocks, in order: the units.
   [[nodiscard]] std::vector<std::shared_ptr<torch::nn::Module>> units() const;
   /// The same behind the embedding, which is exchanged by rows (shard with row_exchange_bytes = 0).

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "fsdpp/nn/linear.h"
+#include "fsdpp/nn/recompute.h"
 #include "fsdpp/runtime/call.h"
 
 namespace fsdpp::test {
@@ -106,7 +107,8 @@ class SmallNet : public torch::nn::Module {
     for (std::size_t step = 0; step < blocks.size(); ++step) {
       const std::size_t i = reversed ? blocks.size() - 1 - step : step;
       if (skipped.count(static_cast<int>(i)) > 0) continue;
-      for (int use = 0; use < uses; ++use) x = through(*blocks[i], x);
+      const auto once = [this, i](const at::Tensor& given) { return through(*blocks[i], given); };
+      for (int use = 0; use < uses; ++use) x = nn::recompute(recompute, once, x);
       if (static_cast<int>(i) == side_of) side = x;
     }
     return last->forward(x);
@@ -128,10 +130,11 @@ class SmallNet : public torch::nn::Module {
   Layers kind;
   std::shared_ptr<SmallLinear> first, last;
   std::vector<std::shared_ptr<SmallBlock>> blocks;
-  std::set<int> skipped;  // blocks left out of the forward
-  bool reversed = false;  // the blocks in the opposite order
-  int uses = 1;           // of each block, one after another
-  int side_of = -1;       // block whose output is kept in `side`
+  std::set<int> skipped;                          // blocks left out of the forward
+  bool reversed = false;                          // the blocks in the opposite order
+  int uses = 1;                                   // of each block, one after another
+  nn::Recompute recompute = nn::Recompute::none;  // of each block
+  int side_of = -1;                               // block whose output is kept in `side`
   at::Tensor side;
 };
 

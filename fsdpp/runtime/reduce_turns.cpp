@@ -1,0 +1,63 @@
+#include "fsdpp/runtime/reduce_turns.h"
+
+#include <algorithm>
+
+#include "fsdpp/base/error.h"
+
+namespace fsdpp::runtime {
+
+ReduceTurns::ReduceTurns(const std::vector<std::vector<ParameterGroup*>>& units, Reducer& reducer)
+    : units_(units), reducer_(reducer), complete_(units.size()) {
+  std::size_t groups = 0;
+  for (const auto& unit : units) groups += unit.size();
+  reduced_.resize(groups);
+}
+
+void ReduceTurns::begin(bool last) {
+  require(!open_ || next_ == 0, "a backward begins while unit ",
+          open_ && next_ < order_.size() ? order_[next_]->name : "",
+          " and others have still to be reduced for an earlier one; run backward_dw() (or, by hand, "
+          "finish_reduces()) first, or before it no unit's");
+  if (!open_) std::fill(reduced_.begin(), reduced_.end(), false);
+  std::fill(complete_.begin(), complete_.end(), false);
+  completed_.clear();
+  next_ = 0;
+  open_ = true;
+  owed_ = owed_ || last || reducer_.reduces_every_backward();
+  reducer_.begin(last);
+}
+
+void ReduceTurns::complete(int unit) {
+  const auto index = static_cast<std::size_t>(unit);
+  if (complete_[index]) return;
+  complete_[index] = true;
+  for (ParameterGroup* group : units_[index]) {
+    if (group->trainable) completed_.push_back(group);
+  }
+}
+
+void ReduceTurns::advance() {
+  if (!owed_) return;
+  while (next_ < order_.size() && complete_[static_cast<std::size_t>(order_[next_]->unit)]) reduce_next();
+}
+
+// What is refused is so before anything is done, and the group keeps its turn.
+void ReduceTurns::reduce_next() {
+  ParameterGroup* group = order_[next_];
+  reducer_.check(*group);
+  ++next_;
+  reducer_.reduce(*group);
+  reduced_[static_cast<std::size_t>(group->id)] = true;
+}
+
+void ReduceTurns::end() {
+  if (!open_) return;
+  if (owed_) {
+    while (next_ < order_.size()) reduce_next();
+    reducer_.finish();
+  }
+  open_ = false;
+  owed_ = false;
+}
+
+}  // namespace fsdpp::runtime

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "fsdpp/comm/peer_group.h"
+#include "fsdpp/nn/recompute.h"
+#include "fsdpp/runtime/options.h"
+#include "tests/support/integer_model.h"
+
+// One configuration of the parity tests, and a rank's training of it.
+namespace fsdpp::test {
+
+struct ParityConfiguration {
+  int ranks;
+  runtime::Strategy strategy;
+  int microbatches;
+  bool set_to_none = true;
+  bool tied = false;
+  bool fused = true;
+  bool rows = false;       // the embedding is exchanged by rows
+  bool kept = false;       // full weights stay where they are
+  bool late = false;       // own rows are added onto the peers' sum, however few
+  bool bf16_wire = false;  // every gradient is an integer that bf16 has
+  int replicas = 1;        // of each shard, on a hybrid mesh
+  bool parted = false;     // main weights are sharded over the replicas too
+  int blocks = 3;
+  nn::Recompute recompute = nn::Recompute::none;  // of each block
+  bool delayed = false;                           // weight gradients come with backward_dw()
+  bool bf16 = false;                              // the model's weights and activations
+};
+
+[[nodiscard]] std::string name_of(const ParityConfiguration& configuration);
+
+/// What plain libtorch makes of it on one process; configurations that differ in nothing that it sees share
+/// one. Not for several threads at once.
+[[nodiscard]] const std::vector<OracleStep>& oracle_of(const ParityConfiguration& configuration);
+
+/// One rank's training, compared with `oracle` after each step.
+void train_like(const std::vector<OracleStep>& oracle, comm::PeerGroup& group,
+                const ParityConfiguration& configuration);
+
+}  // namespace fsdpp::test
