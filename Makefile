@@ -6,7 +6,7 @@ CONFIG ?= configs/small.toml
 ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup build train test test-gpu sanitize bench-comm bench-cpu bench-gpu format clean
+.PHONY: help setup build train test test-gpu sanitize bench-comm bench-cpu bench-gpu schedule format clean
 help:
 	@echo 'make train       train a small Llama on real text over $(RANKS) ranks   (TEXT=path, RANKS=n, ARGS="--train.steps 100")'
 	@echo 'make test        build and run every test'
@@ -15,6 +15,7 @@ help:
 	@echo 'make bench-cpu   the small Llama over 4 processes, beside FSDP2'
 	@echo 'make test-gpu    the tests that need GPUs, on the GPUs of this machine'
 	@echo 'make bench-gpu   the large Llama over 2 GPUs, beside FSDP2 and the compute floor'
+	@echo 'make schedule    draws docs/schedule/*.svg from what the lanes are given now'
 	@echo 'make build       PRESET=release|dev|asan|tsan        make format   clang-format in place'
 	@echo 'PYTHON=path      an interpreter that already has torch 2.11'
 
@@ -50,6 +51,12 @@ test-gpu: setup
 bench-gpu: setup
 	@tools/build.sh $(PRESET) bench_gpu
 	@.venv/bin/python benchmarks/bench_gpu.py --preset $(PRESET) $(ARGS)
+
+schedule: setup
+	@tools/build.sh $(PRESET) schedule_trace
+	@rm -rf build/schedule
+	@build/$(PRESET)/tests/dist/schedule_trace build/schedule
+	@.venv/bin/python tools/draw_schedule.py build/schedule docs/schedule
 
 format: setup
 	@. build/tools.env && git ls-files -co --exclude-standard '*.h' '*.cpp' '*.cu' | xargs $$CLANG_FORMAT -i
