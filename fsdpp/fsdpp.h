@@ -6,6 +6,7 @@
 #include "fsdpp/nn/embedding.h"
 #include "fsdpp/nn/linear.h"
 #include "fsdpp/nn/llama.h"
+#include "fsdpp/nn/recompute.h"
 #include "fsdpp/nn/rms_norm.h"
 #include "fsdpp/optim/adamw.h"
 #include "fsdpp/optim/clip.h"

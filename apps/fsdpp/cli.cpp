@@ -16,11 +16,25 @@ constexpr const char* kAbout =
     "Example: fsdpp train --config configs/small.toml --ranks 4 --data.text book.txt --train.steps 100\n";
 constexpr const char* kAboutTrain = "Train a Llama on text: fsdpp train --help lists every value";
 constexpr const char* kNotes =
+    "A name that only one section has goes without it too: --steps 100, --strategy optim.\n"
     "Values come from their defaults [in brackets], then the TOML file, then the command line.\n"
     "On one machine --ranks starts the processes; under torchrun, mpirun or srun rank and world come from "
     "the\n"
     "environment.";
 constexpr int kMaxRanks = 1024;
+
+/// "strategy" and "delay-wgrad" for "sharding.strategy" and "sharding.delay_wgrad", where no other section
+/// has such a name.
+std::string short_options(const std::string& key) {
+  const auto name = [](std::string_view of) { return of.substr(of.find('.') + 1); };
+  const std::vector<std::string> all = keys();
+  const auto same = [&](const std::string& other) { return name(other) == name(key); };
+  if (std::count_if(all.begin(), all.end(), same) > 1) return "";
+  std::string hyphens(name(key));
+  std::replace(hyphens.begin(), hyphens.end(), '_', '-');
+  const std::string plain(name(key));
+  return ",--" + plain + (hyphens == plain ? "" : ",--" + hyphens);
+}
 
 struct Given {
   std::string config_path;
@@ -41,7 +55,7 @@ void add_options(CLI::App& train, Given& given) {
     const std::string preset = default_text(entry);
     const std::string help =
         text(entry.help, "; ", expected(entry), preset.empty() ? "" : text(" [", preset, "]"));
-    train.add_option("--" + key, given.values[key], help)
+    train.add_option("--" + key + short_options(key), given.values[key], help)
         ->type_name("VALUE")
         ->group("[" + key.substr(0, key.find('.')) + "]");
   }

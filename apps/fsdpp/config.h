@@ -16,6 +16,7 @@ struct ModelConfig {
   int64_t ffn = 384;
   int64_t sequence = 128;
   bool tied = true;
+  std::string recompute = "none";
   double rope_theta = 10000;
   double norm_eps = 1e-5;
 };
@@ -47,10 +48,11 @@ struct ShardingConfig {
   std::string strategy = "optim_grads_params";
   std::string model_dtype = "auto";
   std::string wire_dtype = "fp32";
-  int64_t replicas = 1;
+  std::string mesh = "flat";
   bool optimizer_over_replicas = false;
   int64_t keep_gathered_mib = 0;
   bool fused = true;
+  bool delay_wgrad = false;
   double timeout_s = 60;
 };
 
@@ -75,6 +77,10 @@ struct Config {
   SampleConfig sample;
   OutputConfig output;
 };
+
+/// The replicas of ShardingConfig::mesh for `ranks` ranks: 1 of "flat", R of "RxS". Throws UsageError, as
+/// below.
+[[nodiscard]] int replicas_of(const ShardingConfig& sharding, int ranks);
 
 /// Key and text of one value given on the command line.
 using Override = std::pair<std::string, std::string>;

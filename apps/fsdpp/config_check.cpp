@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
@@ -39,11 +40,10 @@ void check_train(const TrainConfig& t, int ranks) {
 }
 
 void check_sharding(const ShardingConfig& s, int ranks) {
-  require(ranks % s.replicas == 0, "sharding.replicas = ", s.replicas, " with ", ranks,
-          " ranks: expected a divisor of the number of ranks; set sharding.replicas to 1");
-  require(!s.optimizer_over_replicas || s.replicas > 1,
-          "sharding.optimizer_over_replicas = true with sharding.replicas = 1: there are no replicas; set "
-          "sharding.replicas to 2 or more, or leave it out");
+  const int replicas = replicas_of(s, ranks);
+  require(!s.optimizer_over_replicas || replicas > 1,
+          "sharding.optimizer_over_replicas = true with sharding.mesh = \"", s.mesh,
+          "\": there are no replicas; set sharding.mesh to RxS with 2 or more replicas R, or leave it out");
   require(!s.optimizer_over_replicas || runtime::shards_optimizer(runtime::strategy_from(s.strategy)),
           "sharding.optimizer_over_replicas = true with sharding.strategy = \"", s.strategy,
           "\", which shards no optimizer state: set sharding.strategy to optim, optim_grads or "
@@ -84,6 +84,19 @@ void check_output(const char* key, const std::string& path) {
 }
 
 }  // namespace
+
+int replicas_of(const ShardingConfig& sharding, int ranks) {
+  if (sharding.mesh == "flat") return 1;
+  int replicas = 0;
+  int shards = 0;
+  int read = 0;
+  const bool shape = std::sscanf(sharding.mesh.c_str(), "%5dx%5d%n", &replicas, &shards, &read) == 2 &&
+                     static_cast<std::size_t>(read) == sharding.mesh.size() && replicas > 0 && shards > 0;
+  require(shape && replicas * shards == ranks, "sharding.mesh = \"", sharding.mesh, "\" with ", ranks,
+          " ranks: expected flat, or RxS (R replicas of S ranks that shard) with R * S = ", ranks,
+          "; write for example ", ranks % 2 == 0 ? text("2x", ranks / 2) : text("1x", ranks));
+  return replicas;
+}
 
 void check_config(const Config& config, int ranks) {
   check_model(config.model);

@@ -44,6 +44,8 @@ const std::array kEntries = {
     Entry{MODEL(ffn), from(1, 1 << 22), "inner width of the feed-forward part"},
     Entry{MODEL(sequence), from(1, 1 << 20), "tokens per training sequence"},
     Entry{MODEL(tied), {}, "the head uses the embedding's weight"},
+    Entry{MODEL(recompute), choice({"none", "reentrant", "non_reentrant"}),
+          "each block's activations are computed again in the backward instead of kept"},
     Entry{MODEL(rope_theta), above(0, 1e12), "base of the rotary positions"},
     Entry{MODEL(norm_eps), above(0, 1), "epsilon of the RMS norms"},
 
@@ -68,9 +70,11 @@ const std::array kEntries = {
 
     Entry{SHARDING(strategy), choice({"optim_grads_params", "optim_grads", "optim", "no_shard"}),
           "what is sharded over the ranks"},
-    Entry{SHARDING(replicas), from(1, kMany),
-          "groups of neighbouring ranks that each shard everything among themselves (a hybrid mesh); 1: all "
-          "ranks shard together"},
+    Entry{
+        SHARDING(mesh),
+        {},
+        "flat: all ranks shard together; RxS: R replicas of S neighbouring ranks that shard everything among "
+        "themselves (a hybrid mesh)"},
     Entry{SHARDING(optimizer_over_replicas),
           {},
           "optimizer state and main weights are sharded over replicas too"},
@@ -84,6 +88,7 @@ const std::array kEntries = {
         "MiB of full weights that stay where they are, gathered once per step instead of in each forward and "
         "backward; -1: all"},
     Entry{SHARDING(fused), {}, "weight gradients are written straight into the reduce's input"},
+    Entry{SHARDING(delay_wgrad), {}, "weight gradients are computed after the backward, by backward_dw()"},
     Entry{SHARDING(timeout_s), above(0, 1e6), "seconds to wait for another rank"},
 
     Entry{SAMPLE(bytes), from(0, 1 << 20), "length of the text written by the model at the end"},

@@ -75,7 +75,7 @@ std::string start_report(const Config& config, const Place& place, const runtime
       text("model   Llama, ", with_commas(parameters), " parameters, ", human_bytes(parameters * kFp32Bytes),
            " in fp32: ", config.model.layers, " layers of width ", config.model.dim, "\n");
   out += text("ranks   ", group.ranks(), " over ", group.describe(), ", strategy ", config.sharding.strategy,
-              config.sharding.replicas > 1 ? text(", in ", config.sharding.replicas, " replicas") : "",
+              config.sharding.mesh == "flat" ? "" : text(", mesh ", config.sharding.mesh),
               config.sharding.optimizer_over_replicas ? " that shard the optimizer state too" : "",
               config.sharding.fused ? ", fused weight gradients\n" : "\n");
   out += text("device  ", device_line(place, sharded, group), "\n");

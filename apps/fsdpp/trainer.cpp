@@ -23,6 +23,7 @@ nn::LlamaConfig llama_config(const ModelConfig& m) {
           .kv_heads = m.kv_heads,
           .ffn = m.ffn,
           .tied = m.tied,
+          .recompute = nn::recompute_from(m.recompute),
           .rope_theta = m.rope_theta,
           .norm_eps = m.norm_eps};
 }
@@ -45,6 +46,7 @@ runtime::Options options_of(const ShardingConfig& s, at::Device place) {
                            .wire_dtype = s.wire_dtype == "bf16" ? at::kBFloat16 : at::kFloat,
                            .keep_gathered_bytes = s.keep_gathered_mib < 0 ? -1 : s.keep_gathered_mib << 20,
                            .shard_optimizer_over_replicas = s.optimizer_over_replicas,
+                           .delay_wgrad = s.delay_wgrad,
                            .fused = s.fused};
   // The model is made in fp32, which are the main weights: rounding them is all that bf16 changes.
   if (s.model_dtype == "bf16" || (s.model_dtype == "auto" && place.is_cuda()))
@@ -54,9 +56,9 @@ runtime::Options options_of(const ShardingConfig& s, at::Device place) {
 
 /// Null: all ranks shard together.
 std::unique_ptr<comm::MeshGroup> mesh_of(const ShardingConfig& s, comm::PeerGroup& group) {
-  if (s.replicas == 1) return nullptr;
-  return std::make_unique<comm::MeshGroup>(group,
-                                           comm::hybrid_mesh(group.ranks(), static_cast<int>(s.replicas)));
+  const int replicas = replicas_of(s, group.ranks());
+  if (replicas == 1) return nullptr;
+  return std::make_unique<comm::MeshGroup>(group, comm::hybrid_mesh(group.ranks(), replicas));
 }
 
 std::shared_ptr<runtime::ShardedModel> shard(comm::PeerGroup& group, comm::MeshGroup* mesh,
@@ -98,6 +100,7 @@ StepResult Trainer::step(int64_t step) {
     const auto scope = sharded_->microbatch(/*last=*/m + 1 == t.microbatches);
     const at::Tensor part = loss(batch) / static_cast<double>(t.microbatches);
     part.backward();
+    sharded_->backward_dw();  // what sharding.delay_wgrad left
     result.loss += part.detach();
   }
   result.learning_rate = optim::warmup_cosine(step, t.warmup_steps, t.steps, t.learning_rate, t.min_lr_ratio);

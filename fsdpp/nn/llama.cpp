@@ -134,7 +134,10 @@ at::Tensor Llama::forward(const at::Tensor& tokens, const at::Tensor& targets) {
     rotary_ = rotary(length, config_.dim / config_.heads, config_.rope_theta, x.options());
   }
   const Rotary angles = {rotary_.cos.narrow(0, 0, length), rotary_.sin.narrow(0, 0, length)};
-  for (const auto& block : blocks_) x = call(*block, x, angles);
+  for (const auto& block : blocks_) {
+    const auto once = [block, angles](const at::Tensor& input) { return call(*block, input, angles); };
+    x = recompute(config_.recompute, once, x);
+  }
   const at::Tensor scores = logits(x);
   if (!targets.defined()) return scores;
   return at::cross_entropy_loss(scores.view({-1, config_.vocabulary}).to(at::kFloat), targets.reshape({-1}));

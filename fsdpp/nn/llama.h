@@ -10,6 +10,7 @@
 
 #include "fsdpp/nn/embedding.h"
 #include "fsdpp/nn/linear.h"
+#include "fsdpp/nn/recompute.h"
 #include "fsdpp/nn/rms_norm.h"
 #include "fsdpp/nn/rotary.h"
 #include "fsdpp/runtime/sharded_model.h"
@@ -20,10 +21,11 @@ struct LlamaConfig {
   int64_t vocabulary = 257;
   int64_t dim = 256;  // width of the residual stream
   int64_t layers = 4;
-  int64_t heads = 8;     // query heads, dividing dim into even head sizes
-  int64_t kv_heads = 4;  // key and value heads, dividing heads
-  int64_t ffn = 704;     // width of the feed-forward part
-  bool tied = false;     // the head is the embedding table
+  int64_t heads = 8;                      // query heads, dividing dim into even head sizes
+  int64_t kv_heads = 4;                   // key and value heads, dividing heads
+  int64_t ffn = 704;                      // width of the feed-forward part
+  bool tied = false;                      // the head is the embedding table
+  Recompute recompute = Recompute::none;  // of each block's activations
   double rope_theta = 10000;
   double norm_eps = 1e-5;
   at::ScalarType dtype = at::kFloat;  // of the parameters

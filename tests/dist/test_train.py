@@ -118,8 +118,11 @@ def test_any_number_of_ranks_gives_the_same_losses(trained, ranks):
         {"train__microbatches": 2},
         {"sharding__strategy": "no_shard"},
         {"sharding__strategy": "optim", "train__microbatches": 2},
-        {"sharding__replicas": 2},
-        {"sharding__replicas": 2, "sharding__optimizer_over_replicas": True, "train__microbatches": 2},
+        {"sharding__mesh": "2x2"},
+        {"sharding__mesh": "2x2", "sharding__optimizer_over_replicas": True, "train__microbatches": 2},
+        {"model__recompute": "reentrant"},
+        {"model__recompute": "non_reentrant", "sharding__delay_wgrad": True, "train__microbatches": 2},
+        {"sharding__delay_wgrad": True, "sharding__strategy": "optim", "train__microbatches": 2},
         {"sharding__strategy": "optim_grads", "train__microbatches": 2},
         {"sharding__fused": False},
         {"model__tied": False},
@@ -127,10 +130,20 @@ def test_any_number_of_ranks_gives_the_same_losses(trained, ranks):
     ids=lambda extra: "-".join(f"{k}={v}" for k, v in extra.items()),
 )
 def test_variants_learn_the_same(trained, extra):
-    run = trained(4 if "sharding__replicas" in extra else 2, **extra)
+    run = trained(4 if "sharding__mesh" in extra else 2, **extra)
     reference = trained(1, **({"model__tied": False} if "model__tied" in extra else {}))
     assert run.losses()[:5] == pytest.approx(reference.losses()[:5], rel=1e-6)
     assert run.figures["val_loss"] == pytest.approx(reference.figures["val_loss"], rel=1e-4)
+
+
+def test_short_names_of_one_section_alone(trained, text, tmp_path):
+    arguments = ["train", *options(TINY | {"data.text": text, "output.results": tmp_path / "out.json"}), "--ranks", "4"]
+    short = ["--strategy", "optim", "--mesh", "2x2", "--microbatches", "2", "--recompute", "reentrant"]
+    assert run([*arguments, *short, "--delay-wgrad", "true"], timeout=120).code == 0
+    loss = json.loads((tmp_path / "out.json").read_text())["val_loss"]
+    assert loss == pytest.approx(trained(1).figures["val_loss"], rel=1e-4)
+    result = run(["train", "--seed", "1"])  # two sections have one
+    assert result.code == 2 and b"--seed is not an option" in result.err
 
 
 def test_the_same_command_gives_the_same_bits(trained, text, tmp_path):

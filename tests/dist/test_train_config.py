@@ -57,13 +57,15 @@ COMMAND_LINES = {
         ["--sharding.strategy", "no_shard", "--sharding.wire_dtype", "bf16"],
         ['sharding.wire_dtype = "bf16"', 'sharding.strategy = "no_shard"', "expected fp32"],
     ),
-    "replicas": (["--sharding.replicas", "3"], ["sharding.replicas = 3", "4 ranks", "a divisor"]),
+    "a mesh of other ranks": (["--mesh", "3x1"], ['sharding.mesh = "3x1"', "4 ranks", "R * S = 4", "2x2"]),
+    "no mesh": (["--mesh", "2x2x"], ['sharding.mesh = "2x2x"', "expected flat, or RxS"]),
+    "no such recompute": (["--recompute", "all"], ["--model.recompute", '"all"', "one of none, reentrant"]),
     "no replicas": (
         ["--sharding.optimizer_over_replicas", "true"],
-        ["sharding.optimizer_over_replicas = true", "sharding.replicas = 1", "set sharding.replicas"],
+        ["sharding.optimizer_over_replicas = true", 'sharding.mesh = "flat"', "set sharding.mesh"],
     ),
     "nothing to shard over replicas": (
-        ["--sharding.replicas", "2", "--sharding.optimizer_over_replicas", "true", "--sharding.strategy", "no_shard"],
+        ["--sharding.mesh", "2x2", "--sharding.optimizer_over_replicas", "true", "--sharding.strategy", "no_shard"],
         ["sharding.optimizer_over_replicas = true", '"no_shard"', "set sharding.strategy"],
     ),
     "heads": (["--model.heads", "3"], ["model.heads = 3", "model.dim = 32", "does not divide", "set model"]),
