@@ -63,3 +63,18 @@ function(fsdpp_cuda_sources)
     endif()
   endforeach()
 endfunction()
+
+# fsdpp_hopper_sources(a.cu ...): kernels for Hopper's tensor cores, which are part of architecture 90a alone; elsewhere
+# they compile to nothing, and callers do without.
+function(fsdpp_hopper_sources)
+  if(NOT TARGET fsdpp_cuda)
+    return()
+  endif()
+  string(REGEX REPLACE "(^|;)90(-real|-virtual)?(;|$)" "\\190a\\3" architectures "${CMAKE_CUDA_ARCHITECTURES}")
+  add_library(fsdpp_cuda_hopper OBJECT ${ARGN})
+  set_target_properties(fsdpp_cuda_hopper PROPERTIES CUDA_ARCHITECTURES "${architectures}")
+  target_include_directories(fsdpp_cuda_hopper PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_options(fsdpp_cuda_hopper PRIVATE -Xcompiler=-fPIC,-Wall,-Wextra)
+  target_link_libraries(fsdpp_cuda_hopper PRIVATE fsdpp_base)
+  target_sources(fsdpp_cuda_kernels PRIVATE $<TARGET_OBJECTS:fsdpp_cuda_hopper>)
+endfunction()

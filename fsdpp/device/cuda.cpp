@@ -209,6 +209,7 @@ std::unique_ptr<Device> make_cuda_device(int index, CudaOptions options) {
   require_gpu(index);
   require(options.units_ahead > 0, "units_ahead = ", options.units_ahead, "; expected at least 1");
   FSDPP_CUDA(cudaSetDevice(index));
+  provide_gpu_kernels(cuda_kernels());
   return std::make_unique<CudaDevice>(index, std::move(options));
 }
 

@@ -3,6 +3,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "fsdpp/device/cuda_adamw.h"
+#include "fsdpp/device/cuda_grouped.h"
 #include "fsdpp/device/cuda_norm.h"
 #include "fsdpp/device/cuda_rows.h"
 #include "fsdpp/device/cuda_sum.h"
@@ -44,6 +45,10 @@ class CudaKernels final : public Kernels {
   void add_rows(const RowSums& out, const SortedIds& ids, const RowGradients& gradients, float scale,
                 bool add_to_out) const override {
     cuda_add_rows(stream(), out, ids, gradients, scale, add_to_out);
+  }
+  void grouped_products(const GroupedProduct& product, std::span<float* const> out,
+                        std::span<const uint8_t> add) const override {
+    cuda_grouped_products(stream(), product, out, add);
   }
   [[nodiscard]] const OptimizerKernels* optimizer() const noexcept override { return &optimizer_; }
 

@@ -1,3 +1,6 @@
+#include <atomic>
+
+#include "fsdpp/base/error.h"
 #include "fsdpp/device/kernels.h"
 #include "fsdpp/device/sum.h"
 
@@ -17,9 +20,25 @@ class HostKernels final : public Kernels {
                 bool add_to_out) const override {
     device::add_rows(out, ids, gradients, scale, add_to_out);
   }
+  void grouped_products(const GroupedProduct& /*product*/, std::span<float* const> /*out*/,
+                        std::span<const uint8_t> /*add*/) const override {
+    throw UsageError("grouped_products on the host: use ATen's products, group by group");
+  }
 };
 
+std::atomic<const Kernels*> provided = nullptr;
+
 }  // namespace
+
+const Kernels& gpu_kernels() {
+  const Kernels* kernels = provided.load();
+  require(kernels != nullptr,
+          "this needs kernels on a GPU, but no CUDA device was made in this process; make one "
+          "(device::make_cuda_device) and link fsdpp::cuda");
+  return *kernels;
+}
+
+void provide_gpu_kernels(const Kernels& kernels) noexcept { provided = &kernels; }
 
 const Kernels& host_kernels() {
   static const HostKernels kernels;

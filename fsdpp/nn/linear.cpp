@@ -1,7 +1,6 @@
 #include "fsdpp/nn/linear.h"
 
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -12,6 +11,7 @@
 #include <optional>
 
 #include "fsdpp/nn/sink_capsule.h"
+#include "fsdpp/nn/weight_gradient.h"
 
 namespace fsdpp::nn {
 namespace {
@@ -25,44 +25,6 @@ std::optional<at::ScalarType> autocast_dtype(const at::Tensor& input) {
   const c10::DeviceType place = input.device().type();
   if (!at::autocast::is_autocast_enabled(place)) return std::nullopt;
   return at::autocast::get_autocast_dtype(place);
-}
-
-void write(at::Tensor view, const GradSink& sink, const at::Tensor& left, const at::Tensor& right) {
-  if (sink.mode == GradSink::Mode::overwrite) {
-    at::mm_out(view, left, right);
-  } else {
-    view.addmm_(left, right, sink.kept, sink.scale);
-  }
-}
-
-// On a GPU the GEMM takes 16-bit factors and writes fp32 itself; ATen has no such product on the CPU.
-void write_mixed_product(const GradSink& sink, const at::Tensor& left, const at::Tensor& right) {
-  at::Tensor view = sink.view;
-  if (view.scalar_type() == left.scalar_type()) return write(view, sink, left, right);
-  if (sink.mode == GradSink::Mode::overwrite) {
-    at::mm_out(view, left, right, at::kFloat);
-  } else {
-    at::addmm_out(view, view, left, right, at::kFloat, sink.kept, sink.scale);
-  }
-}
-
-// weight gradient [out, in] = grad^T [out, n] * input [n, in] by one GEMM whose output is the sink, but on
-// the CPU fp32 first where the sink is bf16.
-void write_product(const GradSink& sink, const at::Tensor& grad, const at::Tensor& input) {
-  const at::ScalarType factors = input.scalar_type();
-  const bool one_gemm = sink.view.scalar_type() == at::kFloat || sink.view.scalar_type() == factors;
-  if (input.is_cuda() && factors != at::kFloat && factors == grad.scalar_type() && one_gemm)
-    return write_mixed_product(sink, grad.t(), input);
-  const at::Tensor left = grad.to(at::kFloat).t();
-  const at::Tensor right = input.to(at::kFloat);
-  if (sink.view.scalar_type() == at::kFloat) return write(sink.view, sink, left, right);
-  const at::Tensor product = at::mm(left, right);
-  at::Tensor view = sink.view;
-  if (sink.mode == GradSink::Mode::overwrite) {
-    view.copy_(product);
-  } else {
-    view.mul_(sink.kept).add_(product, sink.scale);
-  }
 }
 
 void write_row_sum(const GradSink& sink, const at::Tensor& grad) {
@@ -117,7 +79,7 @@ class FusedLinear : public torch::autograd::Function<FusedLinear> {
                                     const at::Tensor& input, const at::Tensor& weight) {
     const at::Tensor flat = input.reshape({-1, input.size(-1)});
     const auto write = [rows, flat](const GradSink& sink, int64_t first, int64_t last) {
-      write_product(sink, rows.narrow(1, first, last - first), flat);
+      write_weight_gradient(sink, rows.narrow(1, first, last - first), flat);
     };
     if (owner != nullptr && owner->contribute(write)) return {};
     return at::mm(rows.t(), flat).to(weight.scalar_type());
