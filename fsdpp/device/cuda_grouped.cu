@@ -98,7 +98,8 @@ void launch_plain(Stream stream, const GroupedProduct& product, const GroupTable
 void check(const GroupedProduct& product, std::size_t outputs, std::size_t flags) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   const auto in_range = [](int64_t size) { return size >= 0 && size < kMost; };
-  require(product.first >= 0, "cuda_grouped_products: the first group is ", product.first, "; expected 0 or more");
+  require(product.first >= 0, "cuda_grouped_products: the first group is ", product.first,
+          "; expected 0 or more");
   require(product.groups >= 1, "cuda_grouped_products: ", product.groups, " groups; expected 1 or more");
   require(outputs == static_cast<std::size_t>(product.groups) && flags == outputs,
           "cuda_grouped_products: ", product.groups, " groups, but ", outputs, " outputs and ", flags,

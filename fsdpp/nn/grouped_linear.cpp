@@ -38,7 +38,8 @@ void for_each_group(const at::Tensor& offsets, int64_t first, int64_t last, cons
 at::Tensor together(const std::vector<at::Tensor>& weights) {
   if (weights.size() == 1 && weights.front().dim() == 3) return weights.front();
   const at::Tensor& first = weights.front();
-  const int64_t step = weights.size() == 1 ? first.numel() : weights[1].storage_offset() - first.storage_offset();
+  const int64_t step =
+      weights.size() == 1 ? first.numel() : weights[1].storage_offset() - first.storage_offset();
   bool even = step >= first.numel();
   for (std::size_t e = 0; e < weights.size(); ++e) {
     even = even && weights[e].is_contiguous() && weights[e].is_alias_of(first) &&
@@ -149,7 +150,8 @@ class FusedGroupedLinear : public torch::autograd::Function<FusedGroupedLinear> 
     }
     const variable_list saved = context->get_saved_variables();
     const std::vector<at::Tensor> weights(saved.begin() + 2, saved.end());
-    const Factors factors{gradients[0].to(saved[0].scalar_type()).contiguous(), saved[0].contiguous(), saved[1]};
+    const Factors factors{gradients[0].to(saved[0].scalar_type()).contiguous(), saved[0].contiguous(),
+                          saved[1]};
     if (context->needs_input_grad(0)) result[0] = product(factors.grad, together(weights), factors.offsets);
     if (!wanted) return result;
     if (weights.size() == 1 && weights.front().dim() == 3) {
@@ -162,7 +164,8 @@ class FusedGroupedLinear : public torch::autograd::Function<FusedGroupedLinear> 
 
  private:
   // Rows of a weight [E, out, in] are experts.
-  static at::Tensor gradient_of_one(AutogradContext& context, const Factors& factors, const at::Tensor& weight) {
+  static at::Tensor gradient_of_one(AutogradContext& context, const Factors& factors,
+                                    const at::Tensor& weight) {
     const auto write = [factors](const GradSink& sink, int64_t first, int64_t last) {
       std::vector<GradSink> sinks;
       for (int64_t e = 0; e < last - first; ++e)
@@ -208,24 +211,27 @@ class FusedGroupedLinear : public torch::autograd::Function<FusedGroupedLinear> 
     while (first < sinks.size()) {
       std::size_t last = first + 1;
       while (last < sinks.size() && sinks[last].view.scalar_type() == sinks[first].view.scalar_type()) ++last;
-      write_groups(factors, static_cast<int64_t>(first), {sinks.begin() + static_cast<std::ptrdiff_t>(first),
-                                                          sinks.begin() + static_cast<std::ptrdiff_t>(last)});
+      write_groups(factors, static_cast<int64_t>(first),
+                   {sinks.begin() + static_cast<std::ptrdiff_t>(first),
+                    sinks.begin() + static_cast<std::ptrdiff_t>(last)});
       first = last;
     }
   }
 };
 
 void check(const at::Tensor& input, const std::vector<at::Tensor>& weights, const at::Tensor& offsets) {
-  require(!weights.empty() && input.dim() == 2, "grouped_linear: ", weights.size(), " weights and an input of ",
-          input.dim(), " dimensions; expected at least one weight, and an input [rows, in]");
+  require(!weights.empty() && input.dim() == 2, "grouped_linear: ", weights.size(),
+          " weights and an input of ", input.dim(),
+          " dimensions; expected at least one weight, and an input [rows, in]");
   const bool one = weights.size() == 1 && weights.front().dim() == 3;
   const int64_t experts = one ? weights.front().size(0) : static_cast<int64_t>(weights.size());
   for (const at::Tensor& weight : weights) {
-    require((one || weight.dim() == 2) && weight.sizes() == weights.front().sizes() &&
-                weight.size(-1) == input.size(1) && weight.scalar_type() == input.scalar_type(),
-            "grouped_linear: a weight ", weight.sizes(), " of ", weight.dtype().name(), " with an input ",
-            input.sizes(), " of ", input.dtype().name(),
-            "; expected one weight [experts, out, in] or equal ones [out, in], of the input's width and dtype");
+    require(
+        (one || weight.dim() == 2) && weight.sizes() == weights.front().sizes() &&
+            weight.size(-1) == input.size(1) && weight.scalar_type() == input.scalar_type(),
+        "grouped_linear: a weight ", weight.sizes(), " of ", weight.dtype().name(), " with an input ",
+        input.sizes(), " of ", input.dtype().name(),
+        "; expected one weight [experts, out, in] or equal ones [out, in], of the input's width and dtype");
   }
   require(offsets.scalar_type() == at::kInt && offsets.dim() == 1 && offsets.size(0) == experts &&
               offsets.is_contiguous() && offsets.device() == input.device(),

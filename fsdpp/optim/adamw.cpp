@@ -30,13 +30,33 @@ void check(const AdamWOptions& options) {
   require(options.weight_decay >= 0, "AdamW: weight_decay = ", options.weight_decay, "; expected 0 or more");
 }
 
+std::vector<at::Tensor> all_shards(const std::vector<runtime::ShardedModel*>& models) {
+  require(!models.empty(), "AdamW: no models given; expected at least one");
+  std::vector<at::Tensor> all;
+  for (const runtime::ShardedModel* model : models) {
+    const std::vector<at::Tensor> shards = model->shards();
+    all.insert(all.end(), shards.begin(), shards.end());
+  }
+  return all;
+}
+
 }  // namespace
 
-AdamW::AdamW(runtime::ShardedModel& model, const AdamWOptions& options) : AdamW(model.shards(), options) {
-  model_ = &model;
-  model.promise_to_tell();
-  if (model.device().kernels().optimizer() != nullptr)
-    on_device_ = std::make_unique<ShardAdamW>(model, options_);
+AdamW::AdamW(runtime::ShardedModel& model, const AdamWOptions& options)
+    : AdamW(std::vector<runtime::ShardedModel*>{&model}, options) {}
+
+AdamW::AdamW(std::vector<runtime::ShardedModel*> models, const AdamWOptions& options)
+    : AdamW(all_shards(models), options) {
+  models_ = std::move(models);
+  bool kernels = true;
+  for (runtime::ShardedModel* model : models_) {
+    model->promise_to_tell();
+    kernels = kernels && model->device().kernels().optimizer() != nullptr;
+  }
+  if (!kernels) return;
+  for (runtime::ShardedModel* model : models_)
+    on_device_.push_back(std::make_unique<ShardAdamW>(*model, options_));
+  norm_ = std::make_unique<DeviceNorm>(models_);
 }
 
 AdamW::~AdamW() = default;
@@ -48,12 +68,12 @@ AdamW::AdamW(std::vector<at::Tensor> parameters, const AdamWOptions& options)
 
 at::Tensor AdamW::step(double learning_rate, std::optional<double> max_norm, double norm_type) {
   require(learning_rate >= 0, "AdamW: learning rate ", learning_rate, "; expected 0 or more");
-  require(!max_norm || model_ != nullptr,
+  require(!max_norm || !models_.empty(),
           "AdamW: only gradients of a sharded model can be clipped; clip others first");
-  if (model_ != nullptr) model_->require_complete_gradients("AdamW");
-  if (on_device_) return on_device_->step(learning_rate, max_norm, norm_type);
+  for (const runtime::ShardedModel* model : models_) model->require_complete_gradients("AdamW");
+  if (!on_device_.empty()) return step_on_device(learning_rate, max_norm, norm_type);
   at::Tensor norm;
-  if (max_norm) norm = at::scalar_tensor(clip_grad_norm(*model_, *max_norm, norm_type), at::kDouble);
+  if (max_norm) norm = at::scalar_tensor(clip_grad_norm(models_, *max_norm, norm_type), at::kDouble);
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
   std::vector<std::size_t> chosen;
@@ -88,8 +108,16 @@ at::Tensor AdamW::step(double learning_rate, std::optional<double> max_norm, dou
                       options_.eps, /*amsgrad=*/false, /*maximize=*/false);
   }
   for (const std::size_t index : chosen) round_main(index);
-  if (model_ != nullptr) model_->weights_changed();
+  for (runtime::ShardedModel* model : models_) model->weights_changed();
   return norm;
+}
+
+at::Tensor AdamW::step_on_device(double learning_rate, std::optional<double> max_norm, double norm_type) {
+  const at::NoGradGuard no_grad;
+  DeviceNorm::Clip clip{{}, nullptr};
+  if (max_norm) clip = norm_->clip(*max_norm, norm_type);
+  for (const auto& adamw : on_device_) adamw->step(learning_rate, clip.factor);
+  return clip.norm;
 }
 
 // What the update writes: the parameter, or the fp32 main weights behind it.
@@ -117,8 +145,8 @@ void AdamW::round_main(std::size_t index) {
 }
 
 int64_t AdamW::state_bytes() const noexcept {
-  if (on_device_) return on_device_->state_bytes();
   int64_t bytes = 0;
+  for (const auto& adamw : on_device_) bytes += adamw->state_bytes();
   for (const State& state : states_) {
     if (state.first.defined()) bytes += static_cast<int64_t>(state.first.nbytes() + state.second.nbytes());
     if (state.main.defined()) bytes += static_cast<int64_t>(state.main.nbytes());

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "fsdpp/optim/device_norm.h"
 #include "fsdpp/optim/shard_adamw.h"
 #include "fsdpp/runtime/sharded_model.h"
 
@@ -31,12 +32,14 @@ class AdamW {
   /// Updates `model`'s shards, and tells the model when it did. `model` must outlive it.
   /// Throws UsageError, naming the value, for betas outside [0, 1), or negative eps or weight decay.
   AdamW(runtime::ShardedModel& model, const AdamWOptions& options);
+  /// The same of several models on one device, whose gradients are clipped by one norm over all of them.
+  AdamW(std::vector<runtime::ShardedModel*> models, const AdamWOptions& options);
   /// Updates any leaf tensors.
   AdamW(std::vector<at::Tensor> parameters, const AdamWOptions& options);
 
   ~AdamW();
 
-  /// One update with `learning_rate` (>= 0). With `max_norm` (>= 0; of a sharded model) gradients are clipped
+  /// One update with `learning_rate` (>= 0). With `max_norm` (>= 0; of sharded models) gradients are clipped
   /// to it first, as by clip_grad_norm(); returns the norm before, a double scalar where the model lies (else
   /// undefined). On a GPU nothing of it waits for the device, and the weights' cast and publication are part
   /// of the update. Collective for a sharded model.
@@ -56,12 +59,14 @@ class AdamW {
 
   at::Tensor updated(std::size_t index);
   void round_main(std::size_t index);
+  at::Tensor step_on_device(double learning_rate, std::optional<double> max_norm, double norm_type);
 
   AdamWOptions options_;
   std::vector<at::Tensor> parameters_;
   std::vector<State> states_;
-  runtime::ShardedModel* model_ = nullptr;
-  std::unique_ptr<ShardAdamW> on_device_;  // where the model's device has kernels for it
+  std::vector<runtime::ShardedModel*> models_;
+  std::vector<std::unique_ptr<ShardAdamW>> on_device_;  // where the models' device has kernels for it
+  std::unique_ptr<DeviceNorm> norm_;                    // likewise
 };
 
 }  // namespace fsdpp::optim

@@ -43,21 +43,31 @@ double combine(const std::vector<double>& parts, double norm_type) {
 }  // namespace
 
 double clip_grad_norm(runtime::ShardedModel& model, double max_norm, double norm_type) {
+  return clip_grad_norm(std::vector<runtime::ShardedModel*>{&model}, max_norm, norm_type);
+}
+
+double clip_grad_norm(const std::vector<runtime::ShardedModel*>& models, double max_norm, double norm_type) {
   require(max_norm >= 0, "clip_grad_norm: max_norm = ", max_norm, "; expected 0 or more");
   require(norm_type > 0, "clip_grad_norm: norm_type = ", norm_type,
           "; expected a number above 0, or infinity");
-  model.require_complete_gradients("clip_grad_norm");
+  for (const runtime::ShardedModel* model : models) model->require_complete_gradients("clip_grad_norm");
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> gradients;
-  for (const at::Tensor& shard : model.shards()) {
-    if (shard.grad().defined() && shard.grad().numel() > 0) gradients.push_back(shard.grad());
+  std::vector<at::Tensor> all;
+  std::vector<double> parts;
+  for (const runtime::ShardedModel* model : models) {
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& shard : model->shards()) {
+      if (shard.grad().defined() && shard.grad().numel() > 0) gradients.push_back(shard.grad());
+    }
+    std::vector<double> its = {local_part(gradients, norm_type)};
+    if (comm::PeerGroup* counted = model->counted()) its = counted->exchange(its);
+    parts.insert(parts.end(), its.begin(), its.end());
+    all.insert(all.end(), gradients.begin(), gradients.end());
   }
-  std::vector<double> parts = {local_part(gradients, norm_type)};
-  if (shards_optimizer(model.options().strategy)) parts = model.owners().exchange(parts);
   const double norm = combine(parts, norm_type);
   const double factor = max_norm / (norm + 1e-6);
   if (!(factor >= 1)) {
-    for (at::Tensor& gradient : gradients) gradient.mul_(factor);
+    for (at::Tensor& gradient : all) gradient.mul_(factor);
   }
   return norm;
 }

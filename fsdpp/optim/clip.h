@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include "fsdpp/runtime/sharded_model.h"
 
 namespace fsdpp::optim {
@@ -12,5 +14,8 @@ namespace fsdpp::optim {
 /// infinite on one rank is so on all. Throws UsageError for a max_norm below 0 or a norm_type that is not
 /// above 0.
 double clip_grad_norm(runtime::ShardedModel& model, double max_norm, double norm_type = 2.0);
+/// The same with one norm over several models' gradients (a model and its experts).
+double clip_grad_norm(const std::vector<runtime::ShardedModel*>& models, double max_norm,
+                      double norm_type = 2.0);
 
 }  // namespace fsdpp::optim

@@ -1,9 +1,7 @@
 #include "fsdpp/optim/shard_adamw.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
-#include <cstring>
 #include <utility>
 
 #include "fsdpp/base/bytes.h"
@@ -21,11 +19,6 @@ constexpr int64_t kMomentAlignment = 64;  // elements: 256 bytes
 
 bool takes_part(const ShardRun& run) { return run.shard.requires_grad() && run.shard.grad().defined(); }
 
-template <class Run>
-bool same_bytes(const std::vector<Run>& a, const std::vector<Run>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(Run)) == 0);
-}
-
 }  // namespace
 
 ShardAdamW::ShardAdamW(runtime::ShardedModel& model, const AdamWOptions& options)
@@ -38,60 +31,6 @@ ShardAdamW::ShardAdamW(runtime::ShardedModel& model, const AdamWOptions& options
   const auto bytes = static_cast<std::size_t>(elements * kFloat);
   first_ = model.device().allocate(bytes, "AdamW moments", model.ledger());
   second_ = model.device().allocate(bytes, "AdamW moments", model.ledger());
-}
-
-// The table lies on the device; it is sent again when a gradient has moved.
-template <class Runs>
-void ShardAdamW::send(Runs& table, decltype(Runs::runs) runs, const char* name) {
-  table.tiles = device::place_tiles(std::span(runs));
-  if (same_bytes(runs, table.runs)) return;
-  const std::size_t bytes = runs.size() * sizeof(runs[0]);
-  if (table.memory.bytes() < bytes) {
-    model_.device().synchronize();
-    table.memory = model_.device().allocate(bytes, "tables of the optimizer", model_.ledger());
-  }
-  table.runs = std::move(runs);
-  model_.device().upload(LaneKind::compute, name, table.memory.data(), table.runs.data(), bytes);
-}
-
-const float* ShardAdamW::clip(double max_norm, double norm_type, at::Tensor& norm) {
-  std::vector<device::NormRun> runs;
-  device::Access access;
-  for (const ShardRun& shard : shards_) {
-    if (!takes_part(shard) || shard.count == 0) continue;
-    const auto* gradient = shard.shard.grad().const_data_ptr<float>();
-    runs.push_back({gradient, shard.count, 0});
-    access.reads.push_back(bytes_at(gradient, shard.count * kFloat));
-  }
-  send(norms_, std::move(runs), "table of gradients");
-  const int ranks = model_.owners().ranks();
-  const at::TensorOptions place = shards_.front().shard.options().requires_grad(false);
-  if (!scratch_.defined()) {
-    scratch_ = at::empty({device::kNormWorkspace + ranks + 2}, place.dtype(at::kDouble));
-    factor_ = at::empty({1}, place.dtype(at::kFloat));
-  }
-  auto* workspace = scratch_.data_ptr<double>();
-  double* own = workspace + device::kNormWorkspace;
-  double* parts = own + 1;
-  norm = at::empty({}, place.dtype(at::kDouble));
-  device::Device& device = model_.device();
-  const device::OptimizerKernels* kernels = device.kernels().optimizer();
-  access.writes.push_back(bytes_at(own, sizeof(double)));
-  const auto count = static_cast<int>(norms_.runs.size());
-  const auto* table = reinterpret_cast<const device::NormRun*>(norms_.memory.data());
-  device.run(LaneKind::compute, "norm", std::move(access), [=, tiles = norms_.tiles] {
-    kernels->norm_part(table, count, tiles, norm_type, workspace, own);
-  });
-  const bool sharded = shards_optimizer(model_.options().strategy);
-  if (sharded) model_.exchange_scalars(own, parts);
-  const double* from = sharded ? parts : own;
-  device.run(LaneKind::compute, "clip",
-             {{bytes_at(from, (sharded ? ranks : 1) * 8)}, {bytes_at(factor_.const_data_ptr(), kFloat)}},
-             [=, out = norm, factor = factor_] {
-               kernels->clip_factor(from, sharded ? ranks : 1, norm_type, max_norm, out.data_ptr<double>(),
-                                    factor.data_ptr<float>());
-             });
-  return factor_.const_data_ptr<float>();
 }
 
 void ShardAdamW::update(double learning_rate, const float* factor) {
@@ -118,9 +57,9 @@ void ShardAdamW::update(double learning_rate, const float* factor) {
       table.step =
           at::full({}, key.first - 1, shards_.front().shard.options().requires_grad(false).dtype(at::kLong));
     }
-    send(table, std::move(runs), "table of weights");
+    table.runs.send(model_, std::move(runs), "table of weights");
     device::Access access;
-    for (const device::AdamwRun& run : table.runs) {
+    for (const device::AdamwRun& run : table.runs.runs) {
       access.reads.push_back(bytes_at(run.gradient, run.count * kFloat));
       for (const float* both : {run.main, run.first, run.second}) {
         access.reads.push_back(bytes_at(both, run.count * kFloat));
@@ -138,10 +77,9 @@ void ShardAdamW::update(double learning_rate, const float* factor) {
                                  .weight_decay = options_.weight_decay,
                                  .step_counter = table.step.data_ptr<int64_t>(),
                                  .gradient_factor = factor};
-    const auto* on_device = reinterpret_cast<const device::AdamwRun*>(table.memory.data());
-    const auto count = static_cast<int>(table.runs.size());
     device.run(LaneKind::compute, "AdamW", std::move(access),
-               [=, tiles = table.tiles, element = runtime::element_of(key.second)] {
+               [=, on_device = table.runs.data(), count = table.runs.count(), tiles = table.runs.tiles,
+                element = runtime::element_of(key.second)] {
                  kernels->advance(const_cast<int64_t*>(step.step_counter));
                  kernels->adamw(on_device, count, tiles, element, step);
                });
@@ -149,12 +87,9 @@ void ShardAdamW::update(double learning_rate, const float* factor) {
   tables_ = std::move(tables);
 }
 
-at::Tensor ShardAdamW::step(double learning_rate, std::optional<double> max_norm, double norm_type) {
+void ShardAdamW::step(double learning_rate, const float* factor) {
   const at::NoGradGuard no_grad;
-  at::Tensor norm;
-  const float* factor = max_norm ? clip(*max_norm, norm_type, norm) : nullptr;
   model_.update_and_publish([&] { update(learning_rate, factor); });
-  return norm;
 }
 
 }  // namespace fsdpp::optim

@@ -112,9 +112,18 @@ void Core::make_peers() {
   std::vector<std::string> names;
   for (const ParameterGroup* held : groups) names.push_back(held->name);
   peers = std::make_unique<Peers>(ranks.shard, *device, names);
+  if (ranks.experts != nullptr) {
+    comm::PeerGroup& among = shards_optimizer(options.strategy) ? ranks.all : *ranks.experts;
+    others = std::make_unique<Peers>(among, *device, std::vector<std::string>{}, 3 * kChannels);
+  }
   if (ranks.replicate == nullptr) return;
   replicas = std::make_unique<Peers>(*ranks.replicate, *device, names, kChannels);
   whole = std::make_unique<Peers>(ranks.whole, *device, std::vector<std::string>{}, 2 * kChannels);
+}
+
+Peers* Core::counted() const {
+  if (others) return others.get();
+  return shards_optimizer(options.strategy) ? &owners() : nullptr;
 }
 
 // Slots, and what a backward makes of them.
@@ -138,7 +147,8 @@ void Core::make_gradients() {
                                                            options.shard_optimizer_over_replicas, ledger);
   }
   const bool mean = options.combine == Combine::mean;
-  const float scale = mean ? 1.0F / static_cast<float>(ranks.whole.ranks()) : 1.0F;
+  const double divisor = options.divisor.value_or(mean ? ranks.all.ranks() : 1);
+  const auto scale = static_cast<float>(1.0 / divisor);
   reducer = shards_gradients(options.strategy)
                 ? make_shard_reducer(*peers, *slots, replica_gradients.get(), scale, options, ledger)
                 : make_window_reducer(*peers, *slots, replica_gradients.get(), scale,

@@ -57,6 +57,9 @@ class Core {
     if (&owners() == peers.get()) return owner;
     return owner % peers->ranks() * replicas->ranks() + owner / peers->ranks();
   }
+  /// Those over which numbers made of main weights or gradients (a norm) are summed so that each element
+  /// counts once, other ranks' experts included; null: this rank has all of them.
+  [[nodiscard]] Peers* counted() const;
   void hold_all(bool held);
 
   // Members in order of construction; each may use those above it.
@@ -71,6 +74,7 @@ class Core {
   std::unique_ptr<Peers> peers;                        // those that shard
   std::unique_ptr<Peers> replicas;                     // hybrid: those with the same shards
   std::unique_ptr<Peers> whole;                        // hybrid: all
+  std::unique_ptr<Peers> others;                       // experts: all, or (no_shard) one of each
   std::unique_ptr<Publisher> publisher;
   std::vector<std::unique_ptr<RowExchange>> row_exchanges;
   std::unique_ptr<SlotMemory> slots;

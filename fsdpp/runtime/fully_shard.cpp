@@ -33,6 +33,7 @@ struct Walk {
   std::vector<Found> found;  // in registration order, tied parameters once
 
   void visit(const Module& module, const std::string& path, int unit) {
+    if (runtime::find_unit(module).unit >= 0) return;  // another sharded model's: experts on their own mesh
     if (const auto own = unit_of.find(&module); own != unit_of.end()) unit = own->second;
     const std::string prefix = path.empty() ? "" : path + ".";
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
@@ -241,6 +242,8 @@ std::shared_ptr<runtime::ShardedModel> shard_over(const runtime::RankGroups& ran
   walk.visit(*root, "", 0);
   if (device == nullptr) device = std::make_unique<device::HostDevice>();
   check_mesh(options, ranks);
+  require(!options.divisor || *options.divisor > 0, "fully_shard: divisor = ", options.divisor.value_or(1),
+          "; expected a number above 0");
   check_wire(options, ranks.shard);
   const Target target = target_of(options, ranks, *device);
   for (const Found& found : walk.found) check_parameter(found, target.place);

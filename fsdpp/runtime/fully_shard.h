@@ -31,6 +31,12 @@ namespace fsdpp {
 /// the ranks along "shard", and those along "replicate" hold the same shards (HSDP), or with
 /// Options::shard_optimizer_over_replicas each a part of the main weights (HFSDP). `mesh` must outlive every
 /// use.
+///
+/// Experts: on a mesh with the axes "expert" and "shard" ranks along "expert" have parameters of their own,
+/// each sharded along "shard"; means divide by all ranks of the mesh, whose tokens the experts see. Experts
+/// are a sharded model of their own: shard them first, with a module that holds them all as `root` and each
+/// layer's as a unit; fully_shard() of the module around them then leaves them out. Enter both roots for a
+/// forward (fsdpp::call_as), and clip and step both by one optim::AdamW.
 [[nodiscard]] std::shared_ptr<runtime::ShardedModel> fully_shard(
     comm::MeshGroup& mesh, const std::shared_ptr<torch::nn::Module>& root,
     const std::vector<runtime::UnitSpec>& units, runtime::Options options = {},

@@ -36,13 +36,15 @@ inline constexpr std::array kStrategies = {Strategy::no_shard, Strategy::optim, 
 
 /// What the reduce makes of the ranks' gradients.
 enum class Combine {
-  mean,  // sum divided by the number of ranks
+  mean,  // sum divided by the number of ranks: of the mesh, also where they have other experts
   sum,
 };
 
 struct Options {
   Strategy strategy = Strategy::optim_grads_params;
   Combine combine = Combine::mean;
+  /// What the sum is divided by instead.
+  std::optional<double> divisor;
   /// Of the weights that the model reads and that are gathered; nothing: each parameter keeps its own. Main
   /// weights are fp32 either way, and taken from the parameters before they are rounded to this.
   std::optional<c10::ScalarType> model_dtype;

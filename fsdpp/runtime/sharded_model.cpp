@@ -126,6 +126,10 @@ const device::Ledger& ShardedModel::memory() const { return *core_->ledger; }
 const Options& ShardedModel::options() const { return core_->options; }
 comm::PeerGroup& ShardedModel::group() const { return core_->ranks.whole; }
 comm::PeerGroup& ShardedModel::owners() const { return core_->owners().group(); }
+comm::PeerGroup* ShardedModel::counted() const {
+  Peers* counted = core_->counted();
+  return counted == nullptr ? nullptr : &counted->group();
+}
 device::Device& ShardedModel::device() const { return *core_->device; }
 bool ShardedModel::at_rest() const { return core_->residency->at_rest(); }
 std::shared_ptr<Pass> ShardedModel::enter(int unit) { return core_->enter(unit); }
@@ -137,7 +141,7 @@ void ShardedModel::finish(const std::shared_ptr<Pass>& pass, bool raised) { core
 const std::shared_ptr<device::Ledger>& ShardedModel::ledger() const { return core_->ledger; }
 void ShardedModel::update_and_publish(const std::function<void()>& update) { core_->publish_by(update); }
 void ShardedModel::exchange_scalars(const double* own, double* all) {
-  core_->owners().exchange_scalars(own, all);
+  core_->counted()->exchange_scalars(own, all);
 }
 
 std::vector<ShardedModel::ShardRun> ShardedModel::shard_runs() const {

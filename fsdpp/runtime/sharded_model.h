@@ -137,9 +137,13 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   [[nodiscard]] const Options& options() const;
   [[nodiscard]] comm::PeerGroup& group() const;
   /// The ranks whose shards() together are the model, each element once: all of group(), or on a hybrid mesh
-  /// whose replicas all have the whole optimizer state, those along "shard". What is summed over shards (a
-  /// norm) is summed over these. Under no_shard each rank has everything.
+  /// whose replicas all have the whole optimizer state, those along "shard". Under no_shard each rank has
+  /// everything. Of experts: those of the same experts.
   [[nodiscard]] comm::PeerGroup& owners() const;
+  /// The ranks whose shards() together are every element of the model once, other ranks' experts (a mesh's
+  /// axis "expert") included: what is summed over shards, a norm say, is summed over these. Null: this rank
+  /// has all by itself.
+  [[nodiscard]] comm::PeerGroup* counted() const;
   [[nodiscard]] device::Device& device() const;
   /// True when no unit is gathered (always under no_shard).
   [[nodiscard]] bool at_rest() const;
@@ -167,8 +171,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// lane, when no peer reads the old one any more, and publishes the new one: the next forward casts
   /// nothing.
   void update_and_publish(const std::function<void()>& update);
-  /// Collective: `all` [owners().ranks()] gets each owner's number at `own`, in rank order; in the lanes'
-  /// memory, on the compute lane.
+  /// Collective: `all` [counted()->ranks()] gets the number that each rank of counted() has at `own`, in rank
+  /// order; in the lanes' memory, on the compute lane.
   void exchange_scalars(const double* own, double* all);
   [[nodiscard]] const std::shared_ptr<device::Ledger>& ledger() const;
 
