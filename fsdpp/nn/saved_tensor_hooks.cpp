@@ -2,7 +2,6 @@
 
 #include <torch/csrc/autograd/engine.h>
 
-#include <mutex>
 #include <typeinfo>
 #include <utility>
 
@@ -28,22 +27,25 @@ Engine& hooked_engine() {
   return engine;
 }
 
-void install() {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
+// Before any backward: the threads of GPUs are started once in a process, by the first engine that runs.
+const bool kInstalled = [] {
   const Engine& present = Engine::get_default_engine();
-  if (typeid(present) == typeid(HookedEngine)) return;
-  require(typeid(present) == typeid(Engine),
+  if (typeid(present) == typeid(Engine)) torch::autograd::set_default_engine_stub(hooked_engine);
+  return true;
+}();
+
+void require_installed() {
+  const Engine& present = Engine::get_default_engine();
+  require(kInstalled && typeid(present) == typeid(HookedEngine),
           "saved-tensor hooks in C++ need libtorch's own autograd engine, but this process has another one "
           "(Python's); use torch.autograd.graph.saved_tensors_hooks, or reentrant recompute");
-  torch::autograd::set_default_engine_stub(hooked_engine);
 }
 
 }  // namespace
 
 SavedTensorHooksScope::SavedTensorHooksScope(SavedTensorHooksMaker make)
     : make_(std::move(make)), around_(innermost) {
-  install();
+  require_installed();
   innermost = &make_;
 }
 

@@ -12,8 +12,8 @@ using SavedTensorHooksMaker = std::function<std::unique_ptr<torch::autograd::Sav
 
 /// While it lives, tensors that this thread's forwards save go through hooks made by `make`. C++'s
 /// torch.autograd.graph.saved_tensors_hooks: libtorch asks its engine for them, and its own engine has none,
-/// so the first scope puts one in its place that does. Throws UsageError where another engine is in place (a
-/// Python process): use Python's hooks there.
+/// so one that has takes its place when the program starts. Throws UsageError where another engine is in
+/// place (a Python process): use Python's hooks there.
 class SavedTensorHooksScope {
  public:
   explicit SavedTensorHooksScope(SavedTensorHooksMaker make);

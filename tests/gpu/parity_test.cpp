@@ -42,13 +42,31 @@ struct Configuration {
   bool bf16_wire = false;
   bool replicas = false;  // every rank is a replica of the others on a hybrid mesh
   bool parted = false;    // which shard the main weights among themselves
+  nn::Recompute recompute = nn::Recompute::none;
+  bool delayed = false;  // weight gradients come with backward_dw()
 };
 
 std::string name_of(const Configuration& c) {
   return text(runtime::to_string(c.strategy), ", ", c.microbatches, " microbatches", c.tied ? ", tied" : "",
               c.fused ? ", fused" : ", unfused", c.bf16 ? ", bf16" : ", fp32", c.rows ? ", rows" : "",
               c.kept ? ", kept" : "", c.late ? ", late" : "", c.bf16_wire ? ", bf16 wire" : "",
-              c.replicas ? ", replicas" : "", c.parted ? ", parted" : "");
+              c.replicas ? ", replicas" : "", c.parted ? ", parted" : "",
+              c.recompute == nn::Recompute::none ? "" : ", recompute " + nn::to_string(c.recompute),
+              c.delayed ? ", delayed" : "");
+}
+
+// Ways to run a backward; what else there is takes turns.
+void add_schedules(std::vector<Configuration>& all, Configuration c) {
+  for (const nn::Recompute recompute :
+       {nn::Recompute::none, nn::Recompute::reentrant, nn::Recompute::non_reentrant}) {
+    for (const bool delayed : {false, true}) {
+      c.recompute = recompute;
+      c.delayed = delayed;
+      c.late = shards_gradients(c.strategy) && all.size() % 3 == 0;
+      c.kept = shards_parameters(c.strategy) && all.size() % 5 == 0;
+      if (recompute != nn::Recompute::none || delayed) all.push_back(c);
+    }
+  }
 }
 
 std::vector<Configuration> configurations() {
@@ -65,6 +83,7 @@ std::vector<Configuration> configurations() {
             hybrid.parted = shards_optimizer(strategy);
             hybrid.late = shards_gradients(strategy);
             if (hybrid.parted) all.push_back(hybrid);
+            add_schedules(all, {strategy, microbatches, tied, fused, bf16});
             if (!fused || !shards_gradients(strategy)) continue;
             all.push_back({strategy, microbatches, tied, fused, bf16, true});
             if (!shards_parameters(strategy)) continue;
@@ -109,7 +128,9 @@ class Training {
                              .keep_gathered_bytes = c.kept ? -1 : 0,
                              .late_group_elements = c.late ? 0 : -1,
                              .shard_optimizer_over_replicas = c.parted,
+                             .delay_wgrad = c.delayed,
                              .fused = c.fused};
+    net_->recompute = c.recompute;
     if (c.bf16) options.model_dtype = at::kBFloat16;
     std::vector<runtime::UnitSpec> units = net_->units_with_rows();
     if (!c.rows) units.erase(units.begin());
@@ -126,11 +147,12 @@ class Training {
         const auto scope = sharded_->microbatch(i + 1 == c_.microbatches);
         const IntegerBatch batch = integer_batch(model_, data, i * group_.ranks() + group_.rank());
         call(*net_, on_gpu(batch, place_, c_.bf16 ? at::kBFloat16 : at::kFloat)).backward();
+        sharded_->backward_dw();
       }
       right = check(oracle[static_cast<std::size_t>(data)], step) && right;
     }
     const runtime::Counters counters = sharded_->counters();
-    const bool planned = counters.spills == 0 && counters.weight_overflows == 0;
+    const bool planned = (c_.delayed || counters.spills == 0) && counters.weight_overflows == 0;
     return right && (planned || (c_.rows && c_.tied)) && counters.on_demand_gathers == 0;
   }
 
@@ -218,26 +240,29 @@ bool train_with_delays(comm::PeerGroup& group, const Configuration& c) {
   right = train(-1) && right;
   const std::vector<double> most = group.exchange(std::vector<double>{static_cast<double>(operations)});
   const auto count = static_cast<int64_t>(*std::max_element(most.begin(), most.end()));
+  if (group.rank() == 0) std::cout << "delayed operations " << count << "\n" << std::flush;
   for (int64_t which = 0; which < count; ++which) {
     // Ranks take turns: a schedule in which all are late alike hides what one of them misses.
     right = train(which % group.ranks() == group.rank() ? which : -1) && right;
   }
-  if (group.rank() == 0) std::cout << "delayed operations " << count << "\n";
   return right;
 }
 
 // Fused, bf16; each as a body of its own.
-const std::array<std::pair<const char*, Configuration>, 7> kDelayed = {{
+const std::array<std::pair<const char*, Configuration>, 8> kDelayed = {{
     {"delays_no_shard", {Strategy::no_shard, 1, false, true, true}},
     {"delays_optim", {Strategy::optim, 3, false, true, true}},
     {"delays_replicas",
-     {Strategy::optim_grads_params, 3, false, true, true, false, false, true, false, true}},
+     {Strategy::optim_grads_params, 1, false, true, true, false, false, true, false, true}},
     {"delays_parted", {Strategy::optim, 3, false, true, true, false, false, false, false, true, true}},
     {"delays_slots", {Strategy::optim_grads_params, 1, false, true, true}},
     {"delays_rows", {Strategy::optim_grads_params, 1, false, true, true, true}},
     {"delays_late", {Strategy::optim_grads_params, 1, false, true, true, true, true, true}},
+    {"delays_wgrad",
+     {Strategy::optim_grads_params, 1, false, true, true, false, false, true, false, false, false,
+      nn::Recompute::reentrant, true}},
 }};
-const std::array<RegisterGpuBody, 7> delays = {{
+const std::array<RegisterGpuBody, 8> delays = {{
     {kDelayed[0].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[0].second); }},
     {kDelayed[1].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[1].second); }},
     {kDelayed[2].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[2].second); }},
@@ -245,6 +270,7 @@ const std::array<RegisterGpuBody, 7> delays = {{
     {kDelayed[4].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[4].second); }},
     {kDelayed[5].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[5].second); }},
     {kDelayed[6].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[6].second); }},
+    {kDelayed[7].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[7].second); }},
 }};
 
 class GpuDelays : public testing::TestWithParam<int> {};
@@ -254,7 +280,7 @@ TEST_P(GpuDelays, EachOperationInTurnIsHeldUpAndTheBitsStayTheSame) {
   std::cout << run_on_gpus(kDelayed.at(static_cast<std::size_t>(GetParam())).first, 2);
 }
 
-INSTANTIATE_TEST_SUITE_P(Bodies, GpuDelays, testing::Range(0, 7), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(Bodies, GpuDelays, testing::Range(0, 8), [](const auto& info) {
   return std::string(kDelayed.at(static_cast<std::size_t>(info.param)).first);
 });
 
