@@ -83,7 +83,7 @@ std::vector<Configuration> configurations() {
             hybrid.parted = shards_optimizer(strategy);
             hybrid.late = shards_gradients(strategy);
             if (hybrid.parted) all.push_back(hybrid);
-            add_schedules(all, {strategy, microbatches, tied, fused, bf16});
+            if (tied == (microbatches == 3)) add_schedules(all, {strategy, microbatches, tied, fused, bf16});
             if (!fused || !shards_gradients(strategy)) continue;
             all.push_back({strategy, microbatches, tied, fused, bf16, true});
             if (!shards_parameters(strategy)) continue;
