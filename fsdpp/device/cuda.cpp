@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <cstring>
 #include <list>
 #include <utility>
 #include <vector>
@@ -48,6 +49,19 @@ std::byte* take_device_memory(std::size_t bytes, const std::string& purpose) {
   return static_cast<std::byte*>(data);
 }
 
+void free_pinned_memory(std::byte* data, std::size_t) noexcept { static_cast<void>(cudaFreeHost(data)); }
+
+std::byte* take_pinned_memory(std::size_t bytes, const std::string& purpose) {
+  void* data = nullptr;
+  if (cudaHostAlloc(&data, bytes, cudaHostAllocDefault) != cudaSuccess) {
+    cudaGetLastError();
+    throw EnvironmentError(text("no room for ", human_bytes(static_cast<int64_t>(bytes)),
+                                " of pinned memory for ", purpose,
+                                "; raise the limit of locked memory, or use more ranks"));
+  }
+  return static_cast<std::byte*>(data);
+}
+
 class CudaDevice final : public Device {
  public:
   CudaDevice(int index, CudaOptions options)
@@ -71,6 +85,14 @@ class CudaDevice final : public Device {
     FSDPP_CUDA(cudaMemsetAsync(data, 0, bytes, setup_.stream()));
     FSDPP_CUDA(cudaStreamSynchronize(setup_.stream()));
     return {data, bytes, free_device_memory, std::move(purpose), std::move(ledger)};
+  }
+
+  Memory allocate_on_host(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger) override {
+    if (bytes == 0) return {};
+    const c10::cuda::CUDAGuard guard(place());
+    std::byte* data = take_pinned_memory(bytes, purpose);
+    std::memset(data, 0, bytes);
+    return {data, bytes, free_pinned_memory, std::move(purpose), std::move(ledger)};
   }
 
   void stay_near() override {

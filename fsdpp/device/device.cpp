@@ -12,6 +12,10 @@ Memory Device::allocate(std::size_t bytes, std::string purpose, std::shared_ptr<
   return host_memory(bytes, std::move(purpose), std::move(ledger));
 }
 
+Memory Device::allocate_on_host(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger) {
+  return host_memory(bytes, std::move(purpose), std::move(ledger));
+}
+
 const Kernels& Device::kernels() const { return host_kernels(); }
 
 void Device::copy_bytes(const std::vector<Copy>& copies) {

@@ -84,6 +84,10 @@ class Device {
   /// and bytes, when there is no room.
   [[nodiscard]] virtual Memory allocate(std::size_t bytes, std::string purpose,
                                         std::shared_ptr<Ledger> ledger);
+  /// Zero-filled memory of the host that the lanes copy from and to without the host (pinned where they are a
+  /// GPU's). Throws as allocate() does.
+  [[nodiscard]] virtual Memory allocate_on_host(std::size_t bytes, std::string purpose,
+                                                std::shared_ptr<Ledger> ledger);
   /// Kernels to be called inside `work`: they run on its lane.
   [[nodiscard]] virtual const Kernels& kernels() const;
   /// The host waits until every lane has run what it was given.

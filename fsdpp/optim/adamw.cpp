@@ -51,7 +51,7 @@ AdamW::AdamW(std::vector<runtime::ShardedModel*> models, const AdamWOptions& opt
   bool kernels = true;
   for (runtime::ShardedModel* model : models_) {
     model->promise_to_tell();
-    kernels = kernels && model->device().kernels().optimizer() != nullptr;
+    kernels = kernels && model->device().kernels().optimizer() != nullptr && !model->options().offload;
   }
   if (!kernels) return;
   for (runtime::ShardedModel* model : models_)

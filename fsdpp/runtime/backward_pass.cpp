@@ -47,7 +47,8 @@ class AfterAccumulation final : public torch::autograd::FunctionPostHook {
 }  // namespace
 
 BackwardPass::BackwardPass(std::vector<std::vector<ParameterGroup*>> units, Reducer& reducer,
-                           Residency& residency, Order& order, device::Device& device, const Options& options)
+                           Residency& residency, Order& order, device::Device& device, HostGradients* host,
+                           const Options& options)
     : units_(std::move(units)),
       reducer_(&reducer),
       residency_(residency),
@@ -55,7 +56,7 @@ BackwardPass::BackwardPass(std::vector<std::vector<ParameterGroup*>> units, Redu
       device_(device),
       fused_(options.fused),
       delay_(options.delay_wgrad),
-      turns_(units_, reducer),
+      turns_(units_, reducer, host),
       delayed_(units_.size()),
       remaining_(units_.size()),
       recomputed_(units_.size()),

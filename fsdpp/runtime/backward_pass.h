@@ -24,7 +24,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
  public:
   /// `units[i]`: the groups of unit i. All references must outlive the last hook, or close() is called first.
   BackwardPass(std::vector<std::vector<ParameterGroup*>> units, Reducer& reducer, Residency& residency,
-               Order& order, device::Device& device, const Options& options);
+               Order& order, device::Device& device, HostGradients* host, const Options& options);
 
   /// Puts hooks on the accumulators of all trainable parameters. Once, after construction.
   void watch();

@@ -61,13 +61,13 @@ Core::Core(RankGroups rank_groups, std::shared_ptr<torch::nn::Module> root_modul
     for (const auto& unit_group : unit.groups) {
       unit_group->id = static_cast<int>(groups.size());
       groups.push_back(unit_group.get());
-      take_over(*unit_group, options.strategy, *device, ledger);
+      take_over(*unit_group, options.strategy, options.offload, *device, ledger);
     }
   }
   make_peers();
-  publisher =
-      std::make_unique<Publisher>(*peers, options.shard_optimizer_over_replicas ? replicas.get() : nullptr,
-                                  ranks.whole, groups, choose_kept(), options.strategy, ledger);
+  publisher = std::make_unique<Publisher>(
+      *peers, options.shard_optimizer_over_replicas ? replicas.get() : nullptr, ranks.whole, groups,
+      choose_kept(), options.strategy, options.offload, ledger);
   for (ParameterGroup* candidate : groups) {
     if (candidate->use == Use::whole) continue;
     row_exchanges.push_back(
@@ -80,7 +80,8 @@ Core::Core(RankGroups rank_groups, std::shared_ptr<torch::nn::Module> root_modul
       groups_by_unit(units, [&](const ParameterGroup& held) { return sharded && held.is_gathered(); }),
       weight_plan(), ledger);
   backward = std::make_shared<BackwardPass>(groups_by_unit(units, [](const ParameterGroup&) { return true; }),
-                                            *reducer, *residency, backward_order, *device, options);
+                                            *reducer, *residency, backward_order, *device,
+                                            host_gradients.get(), options);
   backward->turns().set_order([&] {
     std::vector<ParameterGroup*> order;
     for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
@@ -145,6 +146,10 @@ void Core::make_gradients() {
   if (replicas) {
     replica_gradients = std::make_unique<ReplicaGradients>(*replicas, trainable,
                                                            options.shard_optimizer_over_replicas, ledger);
+  }
+  if (options.offload) {
+    const bool early = shards_gradients(options.strategy) && !replicas;
+    host_gradients = std::make_unique<HostGradients>(*device, trainable, early, ledger);
   }
   const bool mean = options.combine == Combine::mean;
   const double divisor = options.divisor.value_or(mean ? ranks.all.ranks() : 1);

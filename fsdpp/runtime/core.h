@@ -80,6 +80,7 @@ class Core {
   std::unique_ptr<SlotMemory> slots;
   std::unique_ptr<ReplicaGradients> replica_gradients;  // hybrid
   std::unique_ptr<Reducer> reducer;
+  std::unique_ptr<HostGradients> host_gradients;  // with offload
   std::unique_ptr<Residency> residency;
   Order forward_order;  // with gradient
   Order backward_order;

@@ -1,5 +1,6 @@
 // Core's weights between windows: when and how they are published, and what the ranks agree on then.
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "fsdpp/base/error.h"
@@ -11,6 +12,14 @@ namespace fsdpp::runtime {
 void Core::broadcast_from_first(Peers& among) {
   for (ParameterGroup* held : groups) {
     const auto bytes = held->main->bytes();
+    if (options.offload) {  // between the hosts, whose memory it is
+      const auto memory = among.group().allocate(bytes, "first weights of " + held->name);
+      if (among.rank() == 0) std::memcpy(memory->peer(0), held->main->data(), bytes);
+      among.barrier("first weights");
+      std::memcpy(held->main->data(), memory->peer(0), bytes);
+      among.barrier("first weights");
+      continue;
+    }
     if (!among.addressable()) {  // the sum of the first rank's values and the others' zeros
       broadcast_by_sum(among, *held);
       continue;

@@ -242,6 +242,10 @@ std::shared_ptr<runtime::ShardedModel> shard_over(const runtime::RankGroups& ran
   walk.visit(*root, "", 0);
   if (device == nullptr) device = std::make_unique<device::HostDevice>();
   check_mesh(options, ranks);
+  require(!options.offload || runtime::shards_optimizer(options.strategy), "offload with strategy ",
+          runtime::to_string(options.strategy),
+          ": every rank would update the whole model in host memory; use optim, optim_grads or "
+          "optim_grads_params");
   require(!options.divisor || *options.divisor > 0, "fully_shard: divisor = ", options.divisor.value_or(1),
           "; expected a number above 0");
   check_wire(options, ranks.shard);

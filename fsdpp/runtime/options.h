@@ -68,6 +68,11 @@ struct Options {
   /// On a hybrid mesh: main weights and optimizer state are sharded over the replicas too (HFSDP), which
   /// gather each other's new weights after an optimizer step.
   bool shard_optimizer_over_replicas = false;
+  /// Main weights and the optimizer's state lie in host memory (pinned on a GPU's host), and an optimizer of
+  /// the CPU updates them: a window's reduced gradients come down in fp32, new weights go up in the model's
+  /// dtype (ZeRO-Offload, Ren et al. 2021). shards() and, after a window's last backward, their gradients are
+  /// CPU tensors. Not with no_shard.
+  bool offload = false;
   /// Gradients of shards lie at the same addresses in every step (for graphs, and others' kernels): one that
   /// a user keeps beyond zero_grad is overwritten. So it is anyway but where gradients are sharded on a flat
   /// mesh.

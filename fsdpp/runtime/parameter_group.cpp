@@ -39,10 +39,10 @@ void make_shards(ParameterGroup& group, Strategy strategy) {
   auto* base = reinterpret_cast<float*>(group.main->data());
   for (const auto& parameter : group.parameters) {
     if (shards_optimizer(strategy)) {
-      parameter->shard = at::empty({0}, fp32_at(group.place));
+      parameter->shard = at::empty({0}, fp32_at(group.main_place));
     } else {
       parameter->shard = tensor_over(group.main, base + group.layout->parameter_offset(parameter->index),
-                                     parameter->sizes, fp32_at(group.place));
+                                     parameter->sizes, fp32_at(group.main_place));
     }
   }
   if (shards_optimizer(strategy)) {
@@ -50,7 +50,7 @@ void make_shards(ParameterGroup& group, Strategy strategy) {
       Parameter& parameter = *group.parameters[static_cast<std::size_t>(segment.parameter)];
       parameter.shard_offset = group.main_offset + segment.shard_offset;
       parameter.shard =
-          tensor_over(group.main, base + segment.shard_offset, {segment.count}, fp32_at(group.place));
+          tensor_over(group.main, base + segment.shard_offset, {segment.count}, fp32_at(group.main_place));
     }
   }
   for (const auto& parameter : group.parameters) parameter->shard.set_requires_grad(group.trainable);
@@ -59,14 +59,14 @@ void make_shards(ParameterGroup& group, Strategy strategy) {
 void copy_main_weights(ParameterGroup& group, Strategy strategy) {
   auto* base = reinterpret_cast<float*>(group.main->data());
   const int64_t held = shards_optimizer(strategy) ? group.main_numel() : group.layout->full_numel();
-  at::from_blob(base, {held}, fp32_at(group.place)).fill_(std::numeric_limits<double>::quiet_NaN());
+  at::from_blob(base, {held}, fp32_at(group.main_place)).fill_(std::numeric_limits<double>::quiet_NaN());
   for (int part = 0; part < group.main_layout->ranks(); ++part) {
     if (shards_optimizer(strategy) && part != group.main_part) continue;
     const int64_t start = shards_optimizer(strategy) ? 0 : part * group.main_numel();
     for (const layout::Segment& segment : group.main_layout->segments(part)) {
       copy_elements(group.parameters[static_cast<std::size_t>(segment.parameter)]->full,
                     segment.parameter_offset, segment.count, base + start + segment.shard_offset,
-                    group.place);
+                    group.main_place);
     }
   }
 }
@@ -113,14 +113,17 @@ void ParameterGroup::detach() {
   real.unsafeGetStorageImpl()->set_data_ptr_noswap(owned_pointer(forbidden->data(), forbidden, place));
 }
 
-void take_over(ParameterGroup& group, Strategy strategy, device::Device& device,
+void take_over(ParameterGroup& group, Strategy strategy, bool offload, device::Device& device,
                const std::shared_ptr<device::Ledger>& ledger) {
   const c10::InferenceMode normal(false);  // tensors made in inference mode could never be trained
   const at::NoGradGuard no_grad;
   const bool whole = !shards_optimizer(strategy);
   const int64_t held = whole ? group.layout->full_numel() : group.main_numel();
+  const auto bytes = static_cast<std::size_t>(held * kFp32Bytes);
+  group.main_place = offload ? at::Device(at::kCPU) : group.place;
   group.main = std::make_shared<device::Memory>(
-      device.allocate(static_cast<std::size_t>(held * kFp32Bytes), "main weights", ledger));
+      offload ? device.allocate_on_host(bytes, "main weights in host memory", ledger)
+              : device.allocate(bytes, "main weights", ledger));
   copy_main_weights(group, strategy);
   make_shards(group, strategy);
 

@@ -37,7 +37,8 @@ struct ParameterGroup {
   std::string name;        // "layers.3", with dtype or "frozen" added when the unit has several groups
   at::ScalarType dtype{};  // of the model weights
   at::ScalarType wire = at::kFloat;  // of the gradient slot
-  at::Device place{at::kCPU};        // where the lanes run and all memory of the group lies
+  at::Device place{at::kCPU};        // where the lanes run and memory of the group lies
+  at::Device main_place{at::kCPU};   // of main weights: `place`, or the host's
   bool trainable = true;
   std::vector<std::shared_ptr<Parameter>> parameters;
   std::shared_ptr<const layout::ShardLayout> layout;
@@ -101,9 +102,10 @@ void cast_elements(const float* source, int64_t count, at::ScalarType dtype, std
 
 /// Takes the parameters' present values into main weights (the rank's shard, or the whole under no_shard),
 /// makes the shards that optimizers update, and re-points the parameters: attached under no_shard, else
-/// detached. Padding is filled with NaN, so that a read of it shows. `group` has name, dtype, place,
-/// parameters and layouts set; its parameters may lie elsewhere until now.
-void take_over(ParameterGroup& group, Strategy strategy, device::Device& device,
+/// detached. `offload`: main weights lie in host memory. Padding is filled with NaN, so that a read of it
+/// shows. `group` has name, dtype, place, parameters and layouts set; its parameters may lie elsewhere until
+/// now.
+void take_over(ParameterGroup& group, Strategy strategy, bool offload, device::Device& device,
                const std::shared_ptr<device::Ledger>& ledger);
 
 }  // namespace fsdpp::runtime

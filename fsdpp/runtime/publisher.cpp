@@ -18,11 +18,12 @@ constexpr const char* kKept = "full weights that stay";
 
 Publisher::Publisher(Peers& peers, Peers* replicas, comm::PeerGroup& whole,
                      std::vector<ParameterGroup*> groups, const std::vector<ParameterGroup*>& kept,
-                     Strategy strategy, std::shared_ptr<device::Ledger> ledger)
+                     Strategy strategy, bool offload, std::shared_ptr<device::Ledger> ledger)
     : peers_(peers),
       replicas_(replicas),
       groups_(std::move(groups)),
       strategy_(strategy),
+      offload_(offload),
       ledger_(std::move(ledger)) {
   for (auto& epochs : awaited_) epochs.resize(groups_.size());
   if (!shards_optimizer(strategy_)) return;
@@ -141,7 +142,8 @@ void Publisher::announce_update(const ParameterGroup& group) {
     const at::Tensor& gradient = parameter->shard.grad();
     if (gradient.defined()) access.reads.push_back({gradient.const_data_ptr(), gradient.nbytes()});
   }
-  peers_.device().announce(LaneKind::compute, "update " + group.name, std::move(access));
+  peers_.device().announce(offload_ ? LaneKind::host : LaneKind::compute, "update " + group.name,
+                           std::move(access));
 }
 
 void Publisher::transform(ParameterGroup& group) {
@@ -149,6 +151,7 @@ void Publisher::transform(ParameterGroup& group) {
   std::byte* target =
       sharded ? group.published->local() + group.main_offset * group.element_bytes() : group.weights->data();
   if (target == group.main->data()) return;  // the model reads the main weights themselves
+  if (offload_) return send_up(group, target);
   const int64_t count = sharded ? group.main_numel() : group.layout->full_numel();
   const auto* source = reinterpret_cast<const float*>(group.main->data());
   device::Access access{{{source, static_cast<std::size_t>(count) * sizeof(float)}},
@@ -156,6 +159,24 @@ void Publisher::transform(ParameterGroup& group) {
   peers_.device().run(
       LaneKind::gather, "publish " + group.name, std::move(access),
       [=, dtype = group.dtype, place = group.place] { cast_elements(source, count, dtype, target, place); });
+}
+
+// Cast by the host, and copied while it casts the next group.
+void Publisher::send_up(ParameterGroup& group, std::byte* target) {
+  device::Device& device = peers_.device();
+  Staging& staging = staging_[&group];
+  const auto bytes = static_cast<std::size_t>(group.main_numel() * group.element_bytes());
+  if (staging.memory.data() == nullptr)
+    staging.memory = device.allocate_on_host(bytes, "weights on their way up", ledger_);
+  if (staging.sent) device.wait(LaneKind::host, *staging.sent);
+  const auto* source = reinterpret_cast<const float*>(group.main->data());
+  std::byte* cast = staging.memory.data();
+  device::Access access{{{source, group.main->bytes()}}, {{cast, bytes}}};
+  device.run(
+      LaneKind::host, "cast " + group.name, std::move(access),
+      [=, count = group.main_numel(), dtype = group.dtype] { cast_elements(source, count, dtype, cast); });
+  device.copy(LaneKind::gather, "publish " + group.name, target, cast, bytes);
+  staging.sent = device.record(LaneKind::gather);
 }
 
 // The lane is in order: once per epoch is enough.

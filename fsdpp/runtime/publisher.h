@@ -3,7 +3,9 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "fsdpp/device/ledger.h"
@@ -24,7 +26,7 @@ class Publisher {
   /// them. `groups` must outlive it.
   /// `replicas`: who has the other parts of this rank's shard of main weights; null: nobody, it has all.
   Publisher(Peers& peers, Peers* replicas, comm::PeerGroup& whole, std::vector<ParameterGroup*> groups,
-            const std::vector<ParameterGroup*>& kept, Strategy strategy,
+            const std::vector<ParameterGroup*>& kept, Strategy strategy, bool offload,
             std::shared_ptr<device::Ledger> ledger);
   ~Publisher();
 
@@ -48,6 +50,7 @@ class Publisher {
   [[nodiscard]] std::shared_ptr<comm::PeerMemory> allocate(comm::PeerGroup& whole);
   void place(ParameterGroup& group, int64_t offset, bool stays);
   void transform(ParameterGroup& group);
+  void send_up(ParameterGroup& group, std::byte* target);
   void release_last();
   void gather_parts();
   void announce_update(const ParameterGroup& group);
@@ -56,12 +59,19 @@ class Publisher {
   Peers* replicas_;
   std::vector<ParameterGroup*> groups_;
   Strategy strategy_;
+  bool offload_;
   std::shared_ptr<device::Ledger> ledger_;
   std::shared_ptr<comm::PeerMemory> memory_;           // of the ranks that shard
   std::shared_ptr<comm::PeerMemory> replicas_memory_;  // the same, of the replicas
   std::vector<buffer::ShardedBuffer> parts_;           // per group: this rank's shard, cut over the replicas
   int64_t published_bytes_ = 0;                        // of published shards by themselves
   int64_t kept_bytes_ = 0;  // of full weights that stay, with the shards published in them
+  /// With main weights in host memory: a group's in model dtype, on their way up.
+  struct Staging {
+    device::Memory memory;
+    std::optional<device::Event> sent;
+  };
+  std::map<const ParameterGroup*, Staging> staging_;
   uint32_t epoch_ = 0;
   device::Event published_;                       // on the gather lane: our own signals of the epoch
   std::array<std::vector<uint32_t>, 3> awaited_;  // per lane and group id: the epoch known to be published

@@ -6,8 +6,9 @@
 
 namespace fsdpp::runtime {
 
-ReduceTurns::ReduceTurns(const std::vector<std::vector<ParameterGroup*>>& units, Reducer& reducer)
-    : units_(units), reducer_(reducer), complete_(units.size()) {
+ReduceTurns::ReduceTurns(const std::vector<std::vector<ParameterGroup*>>& units, Reducer& reducer,
+                         HostGradients* host)
+    : units_(units), reducer_(reducer), host_(host), complete_(units.size()) {
   std::size_t groups = 0;
   for (const auto& unit : units) groups += unit.size();
   reduced_.resize(groups);
@@ -19,10 +20,12 @@ void ReduceTurns::begin(bool last) {
           " and others have still to be reduced for an earlier one; run backward_dw() (or, by hand, "
           "finish_reduces()) first, or before it no unit's");
   if (!open_) std::fill(reduced_.begin(), reduced_.end(), false);
+  if (!open_ && host_ != nullptr) host_->begin();
   std::fill(complete_.begin(), complete_.end(), false);
   completed_.clear();
   next_ = 0;
   open_ = true;
+  last_ = last;
   owed_ = owed_ || last || reducer_.reduces_every_backward();
   reducer_.begin(last);
 }
@@ -47,6 +50,7 @@ void ReduceTurns::reduce_next() {
   reducer_.check(*group);
   ++next_;
   reducer_.reduce(*group);
+  if (host_ != nullptr && last_) host_->follow(*group);
   reduced_[static_cast<std::size_t>(group->id)] = true;
 }
 
@@ -55,6 +59,12 @@ void ReduceTurns::end() {
   if (owed_) {
     while (next_ < order_.size()) reduce_next();
     reducer_.finish();
+  }
+  if (host_ != nullptr && owed_ && last_) {
+    host_->finish();
+    reducer_.cleared();
+  } else if (host_ != nullptr) {
+    host_->stay();
   }
   open_ = false;
   owed_ = false;

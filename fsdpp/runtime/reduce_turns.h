@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "fsdpp/runtime/host_gradients.h"
 #include "fsdpp/runtime/parameter_group.h"
 #include "fsdpp/runtime/reducer.h"
 
@@ -15,7 +16,8 @@ namespace fsdpp::runtime {
 class ReduceTurns {
  public:
   /// `units[i]`: the groups of unit i, trainable or not.
-  ReduceTurns(const std::vector<std::vector<ParameterGroup*>>& units, Reducer& reducer);
+  /// `host`: brings gradients down to host memory; null: they stay.
+  ReduceTurns(const std::vector<std::vector<ParameterGroup*>>& units, Reducer& reducer, HostGradients* host);
 
   /// Trainable groups in the order of their reduces, equal on all ranks.
   void set_order(std::vector<ParameterGroup*> order) { order_ = std::move(order); }
@@ -45,12 +47,14 @@ class ReduceTurns {
 
   const std::vector<std::vector<ParameterGroup*>>& units_;
   Reducer& reducer_;
+  HostGradients* host_;
   std::vector<ParameterGroup*> order_;
   std::vector<ParameterGroup*> completed_;
   std::size_t next_ = 0;        // in order_
   std::vector<bool> complete_;  // per unit
   std::vector<bool> reduced_;   // per group id
   bool open_ = false;
+  bool last_ = true;   // of its window, the newest backward is
   bool owed_ = false;  // the round ends with reduces: not all its backwards leave gradients to a later one
 };
 

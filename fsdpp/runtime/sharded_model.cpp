@@ -278,7 +278,7 @@ void ShardedModel::load_weights(const std::vector<at::Tensor>& weights) {
     for (const layout::Segment& segment : group.main_layout->segments(group.main_part)) {
       if (segment.parameter != parameter.index) continue;
       copy_elements(weights[i], segment.parameter_offset, segment.count,
-                    reinterpret_cast<float*>(group.main->data()) + segment.shard_offset, group.place);
+                    reinterpret_cast<float*>(group.main->data()) + segment.shard_offset, group.main_place);
     }
   }
   core_->weights_changed();

@@ -77,6 +77,7 @@ class Rank {
                              .keep_gathered_bytes = c_.kept ? -1 : 0,
                              .late_group_elements = c_.late ? 0 : -1,
                              .shard_optimizer_over_replicas = c_.parted,
+                             .offload = c_.offload,
                              .delay_wgrad = c_.delayed,
                              .fused = c_.fused};
     if (c_.bf16) options.model_dtype = at::kBFloat16;
@@ -268,7 +269,7 @@ std::string name_of(const ParityConfiguration& c) {
               c.fused ? "_Fused" : "_Unfused", c.rows ? "_Rows" : "", c.kept ? "_Kept" : "",
               c.late ? "_Late" : "", c.bf16_wire ? "_Bf16Wire" : "",
               c.recompute == nn::Recompute::none ? "" : "_Recompute_" + nn::to_string(c.recompute),
-              c.delayed ? "_Delayed" : "", c.bf16 ? "_Bf16" : "");
+              c.delayed ? "_Delayed" : "", c.bf16 ? "_Bf16" : "", c.offload ? "_Offload" : "");
 }
 
 // Configurations that differ in nothing that it sees share one.

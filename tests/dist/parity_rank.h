@@ -28,6 +28,7 @@ struct ParityConfiguration {
   nn::Recompute recompute = nn::Recompute::none;  // of each block
   bool delayed = false;                           // weight gradients come with backward_dw()
   bool bf16 = false;                              // the model's weights and activations
+  bool offload = false;                           // main weights and their gradients in host memory
 };
 
 [[nodiscard]] std::string name_of(const ParityConfiguration& configuration);

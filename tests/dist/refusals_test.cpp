@@ -59,6 +59,8 @@ std::map<Pair, Refusal> refusals() {
        {parted(all), {}, {"shard_optimizer_over_replicas", "no replicas"}}},
       {{"shard_optimizer_over_replicas", "no_shard"},
        {parted(Strategy::no_shard), hybrid, {"shard_optimizer_over_replicas", "no_shard"}}},
+      {{"offload", "no_shard"},
+       {{.strategy = Strategy::no_shard, .offload = true}, {}, {"offload", "no_shard"}}},
       {{"a mesh with other axes", "any strategy"},
        {{.strategy = all}, {{"column", 2}, {"shard", 1}}, {"'column'", "\"replicate\" and \"shard\""}}},
   };
