@@ -46,6 +46,9 @@ struct Arguments {
   int64_t microbatches = 1;
   std::string strategy = "optim_grads_params";
   bool optimizer = false;
+  std::string recompute = "none";
+  bool delay_wgrad = false;
+  bool offload = false;
   std::string wire = "fp32";
   double keep_gib = 0;
   int64_t late_elements = runtime::Options{}.late_group_elements;
@@ -71,6 +74,12 @@ Arguments parse(int argc, char** argv) {
   app.add_option("--batch", a.batch, "sequences per GPU");
   app.add_option("--microbatches", a.microbatches, "per step, each of so many sequences");
   app.add_option("--strategy", a.strategy, "of ours");
+  app.add_option("--experts", a.model.experts, "per block; 0: one feed-forward part");
+  app.add_option("--active-experts", a.model.active_experts, "of these, per token");
+  app.add_option("--adapter-rank", a.model.adapter_rank, "above 0: only adapters of this rank are trained");
+  app.add_option("--recompute", a.recompute)->check(CLI::IsMember({"none", "reentrant", "non_reentrant"}));
+  app.add_flag("--delay-wgrad", a.delay_wgrad, "of ours");
+  app.add_flag("--offload", a.offload, "of ours: main weights and optimizer state in host memory");
   app.add_flag("--optimizer", a.optimizer);
   app.add_option("--wire", a.wire, "of ours: gradients on their way to their owners")
       ->check(CLI::IsMember({"fp32", "bf16"}));
@@ -88,6 +97,7 @@ Arguments parse(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     std::exit(app.exit(error));
   }
+  a.model.recompute = nn::recompute_from(a.recompute);
   return a;
 }
 
@@ -125,6 +135,8 @@ class Row {
       runtime::Options options;
       options.strategy = runtime::strategy_from(a.strategy);
       options.fused = a.row != "ours-copy";
+      options.delay_wgrad = a.delay_wgrad;
+      options.offload = a.offload;
       options.late_group_elements = a.late_elements;
       if (a.wire == "bf16") options.wire_dtype = at::kBFloat16;
       options.keep_gathered_bytes = a.keep_gib < 0 ? -1 : static_cast<int64_t>(a.keep_gib * kGiB);
@@ -173,6 +185,7 @@ class Row {
       }
       const auto scope = sharded_->microbatch(i + 1 == a_.microbatches);
       pass();
+      sharded_->backward_dw();
     }
     if (optimizer_) {
       optimizer_->step(kLearningRate);
@@ -198,7 +211,7 @@ class Row {
   }
   void write_fp32() {
     for (const at::Tensor& weight : model_->parameters()) {
-      if (weight.dim() < 2) continue;
+      if (weight.dim() < 2 || !weight.requires_grad()) continue;
       sinks_.push_back(std::make_shared<PlainSink>(weight));
       runtime::register_sink(weight, sinks_.back());
     }

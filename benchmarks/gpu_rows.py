@@ -20,15 +20,29 @@ class Shape:
     sequence: int
     batch: int  # sequences per GPU and microbatch
     microbatches: int = 1
+    experts: int = 0  # feed-forward parts per block, of which each token goes through so many
+    active_experts: int = 2
+    adapter_rank: int = 0  # above 0: only adapters of this rank on the linear layers of the blocks are trained
+
+    def _kv_dim(self):
+        return self.kv_heads * self.dim // self.heads
+
+    def _block(self, feed_forwards):
+        attention = 2 * self.dim * self.dim + 2 * self.dim * self._kv_dim()
+        return attention + feed_forwards * 3 * self.dim * self.ffn + self.experts * self.dim
+
+    def _adapters(self):
+        pairs = [(self.dim, self.dim)] * 2 + [(self.dim, self._kv_dim())] * 2 + [(self.dim, self.ffn)] * 3
+        return self.layers * self.adapter_rank * sum(a + b for a, b in pairs)
 
     def matmul_parameters(self):
-        """Weights that every token is multiplied with: all but the embedding and the norms."""
-        kv_dim = self.kv_heads * self.dim // self.heads
-        block = 2 * self.dim * self.dim + 2 * self.dim * kv_dim + 3 * self.dim * self.ffn
+        """Weights that every token is multiplied with: all but the embedding, the norms and the experts it leaves out."""
+        block = self._block(self.active_experts if self.experts else 1)
         return self.layers * block + self.vocabulary * self.dim
 
     def parameters(self):
-        return self.matmul_parameters() + self.vocabulary * self.dim + (2 * self.layers + 1) * self.dim
+        held = self.layers * self._block(self.experts or 1) + 2 * self.vocabulary * self.dim
+        return held + (2 * self.layers + 1) * self.dim + self._adapters()
 
     def tokens(self):
         """Tokens of one GPU's step."""
@@ -37,8 +51,11 @@ class Shape:
     def flops_per_token(self):
         """Forward and backward without recompute: 6 per weight of a product, and for attention 6 * layers * sequence *
         dim: of the 12 of full attention (two products of 2 * sequence * dim forward, twice that backward) a causal
-        mask leaves half. (The counting of Chowdhery et al. 2022, appendix B, with the mask taken into account.)
+        mask leaves half. (The counting of Chowdhery et al. 2022, appendix B, with the mask taken into account.) A frozen
+        weight has no gradient: 4 of the 6.
         """
+        if self.adapter_rank:
+            return 4 * self.matmul_parameters() + 6 * self._adapters() + 6 * self.layers * self.sequence * self.dim
         return 6 * self.matmul_parameters() + 6 * self.layers * self.sequence * self.dim
 
     def arguments(self):
@@ -57,6 +74,11 @@ SHAPES = {
     "4.54b-2": _large(batch=2),
     # Microbatches of one optimizer step: where the strategies differ.
     "microbatches": _large(batch=1, microbatches=4),
+    # A mixture of experts: 8 per block, 2 for each token.
+    "experts": Shape(layers=8, dim=2048, ffn=4096, heads=16, kv_heads=4, vocabulary=32000, sequence=4096, batch=4,
+                     experts=8, active_experts=2),
+    # Adapters on a frozen base.
+    "adapters": dataclasses.replace(_large(batch=1), adapter_rank=16),
     # Bound by the host: its kernels are short.
     "small": Shape(layers=24, dim=1024, ffn=2816, heads=16, kv_heads=4, vocabulary=32000, sequence=1024, batch=1),
 }
@@ -97,6 +119,7 @@ FSDP2_EAGER = ("fsdp2", "fsdp2-prefetch0", "fsdp2-prefetch1", "fsdp2-prefetch3")
 _UNSHARDED = [
     Row("floor-bf16", "ours", ("--row", "floor", "--wgrad", "bf16")),
     Row("floor-fp32", "ours", ("--row", "floor", "--wgrad", "fp32")),
+    Row("floor-recompute", "ours", ("--row", "floor", "--wgrad", "bf16", "--recompute", "non_reentrant"), default=False),
     Row("plain", "peer", ("--row", "plain")),
 ]
 _SHARDED = [
@@ -116,9 +139,17 @@ _SHARDED = [
     _ours("ours-optim-copy", "--strategy", "optim", kind="ours-copy", default=False),
     _ours("ours-optim-grads", "--strategy", "optim_grads", kind="ours", default=False),
     _ours("ours-no-shard", "--strategy", "no_shard", kind="ours", default=False),
+    _ours("ours-recompute", *KEEP_ALL, "--recompute", "non_reentrant", kind="ours", default=False),
+    _ours("ours-reentrant", *KEEP_ALL, "--recompute", "reentrant", kind="ours", default=False),
+    _ours("ours-delayed", *KEEP_ALL, "--delay-wgrad", kind="ours", default=False),
+    _ours("ours-offload", *KEEP_ALL, "--offload", kind="ours", default=False),
+    _fsdp2("fsdp2-recompute", "--prefetch", "1", "--recompute", default=False),
     _fsdp2("fsdp2-nosync", "--keep", "--no-sync", default=False),
     *(_fsdp2(f"fsdp2-prefetch{depth}", "--prefetch", str(depth), default=depth == 1) for depth in (0, 1, 3)),
 ]
+
+
+OF_THEIR_OWN = ("microbatches", "experts", "adapters")
 
 
 def _with_optimizer(row):
@@ -130,11 +161,11 @@ ROWS = {row.name: row for row in [*_UNSHARDED, *(both for row in _SHARDED for bo
 
 
 def select_shapes(names):
-    """The shapes called `names`, "4.54b" meaning both batches; when it is empty all but "microbatches", which has rows of
-    its own. Throws ValueError.
+    """The shapes called `names`, "4.54b" meaning both batches; when it is empty all but those that have rows of their own.
+    Throws ValueError.
     """
     chosen = []
-    for name in names or [shape for shape in SHAPES if shape != "microbatches"]:
+    for name in names or [shape for shape in SHAPES if shape not in OF_THEIR_OWN]:
         found = [shape for shape in SHAPES if shape == name or shape.rpartition("-")[0] == name]
         if not found:
             raise ValueError(f"shape {name}: not one of {', '.join(['4.54b', *SHAPES])}")

@@ -4,6 +4,7 @@
 #include "fsdpp/comm/connect.h"
 #include "fsdpp/comm/mesh_group.h"
 #include "fsdpp/nn/embedding.h"
+#include "fsdpp/nn/expert_feed_forward.h"
 #include "fsdpp/nn/grouped_linear.h"
 #include "fsdpp/nn/linear.h"
 #include "fsdpp/nn/llama.h"

@@ -53,6 +53,7 @@ struct ShardingConfig {
   int64_t keep_gathered_mib = 0;
   bool fused = true;
   bool delay_wgrad = false;
+  bool offload = false;
   double timeout_s = 60;
 };
 

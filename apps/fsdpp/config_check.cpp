@@ -55,6 +55,14 @@ void check_sharding(const ShardingConfig& s, int ranks) {
       "sharding.strategy to optim_grads or optim_grads_params");
 }
 
+void check_offload(const ShardingConfig& s) {
+  require(!s.offload || runtime::shards_optimizer(runtime::strategy_from(s.strategy)),
+          "sharding.offload = true with sharding.strategy = \"", s.strategy,
+          "\": every rank would update the whole model in host memory; set sharding.strategy to optim, "
+          "optim_grads "
+          "or optim_grads_params");
+}
+
 void check_paths(const DataConfig& d) {
   require(!d.text.empty(),
           "data.text is not set: expected a text file, .gz or .dz file, or a folder of such; ",
@@ -102,6 +110,7 @@ void check_config(const Config& config, int ranks) {
   check_model(config.model);
   check_train(config.train, ranks);
   check_sharding(config.sharding, ranks);
+  check_offload(config.sharding);
   check_paths(config.data);
   check_output("output.metrics", config.output.metrics);
   check_output("output.results", config.output.results);

@@ -89,6 +89,9 @@ const std::array kEntries = {
         "backward; -1: all"},
     Entry{SHARDING(fused), {}, "weight gradients are written straight into the reduce's input"},
     Entry{SHARDING(delay_wgrad), {}, "weight gradients are computed after the backward, by backward_dw()"},
+    Entry{SHARDING(offload),
+          {},
+          "main weights and optimizer state lie in host memory, where the CPU updates them"},
     Entry{SHARDING(timeout_s), above(0, 1e6), "seconds to wait for another rank"},
 
     Entry{SAMPLE(bytes), from(0, 1 << 20), "length of the text written by the model at the end"},

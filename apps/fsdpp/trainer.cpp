@@ -46,6 +46,7 @@ runtime::Options options_of(const ShardingConfig& s, at::Device place) {
                            .wire_dtype = s.wire_dtype == "bf16" ? at::kBFloat16 : at::kFloat,
                            .keep_gathered_bytes = s.keep_gathered_mib < 0 ? -1 : s.keep_gathered_mib << 20,
                            .shard_optimizer_over_replicas = s.optimizer_over_replicas,
+                           .offload = s.offload,
                            .delay_wgrad = s.delay_wgrad,
                            .fused = s.fused};
   // The model is made in fp32, which are the main weights: rounding them is all that bf16 changes.

@@ -108,6 +108,13 @@ Linear::Linear(const LinearOptions& options, double deviation, at::Generator& ge
     : weight(register_parameter("weight",
                                 normal({options.out, options.in}, deviation, generator, options.dtype))) {
   if (options.bias) bias = register_parameter("bias", at::zeros({options.out}, weight.options()));
+  if (options.adapter_rank == 0) return;
+  const int64_t rank = options.adapter_rank;
+  for (const at::Tensor& base : parameters()) base.requires_grad_(false);
+  adapter_in =
+      register_parameter("adapter_in", normal({rank, options.in}, deviation, generator, options.dtype));
+  adapter_out = register_parameter("adapter_out",
+                                   at::zeros({options.out, rank}, weight.options().requires_grad(false)));
 }
 
 at::Tensor normal(at::IntArrayRef sizes, double deviation, at::Generator& generator, at::ScalarType dtype) {

@@ -21,21 +21,27 @@ struct LinearOptions {
   int64_t out;
   bool bias = false;
   at::ScalarType dtype = at::kFloat;
+  int64_t adapter_rank = 0;  // above 0: weight and bias are frozen, an adapter of this rank is trained
 };
 
 /// A linear layer with a fused weight gradient. Parameters: weight [out, in], normal with `deviation`; bias
-/// [out], zeros; both where `generator` draws.
+/// [out], zeros; with an adapter (LoRA, Hu et al. 2021), whose output adapter_out(adapter_in(x)) is added,
+/// adapter_in [rank, in], normal with `deviation`, and adapter_out [out, rank], zeros. All where `generator`
+/// draws.
 class Linear : public torch::nn::Module {
  public:
   /// `generator`: explicit, since rank threads share torch's default one.
   Linear(const LinearOptions& options, double deviation, at::Generator& generator);
 
   [[nodiscard]] at::Tensor forward(const at::Tensor& input) const {
-    return fused_linear(input, weight, bias);
+    const at::Tensor output = fused_linear(input, weight, bias);
+    if (!adapter_in.defined()) return output;
+    return output + fused_linear(fused_linear(input, adapter_in), adapter_out);
   }
 
   at::Tensor weight;
-  at::Tensor bias;  // undefined without
+  at::Tensor bias;                     // undefined without
+  at::Tensor adapter_in, adapter_out;  // likewise
 };
 
 }  // namespace fsdpp::nn

@@ -7,6 +7,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <cmath>
+#include <string>
 
 #include "fsdpp/base/error.h"
 #include "fsdpp/runtime/call.h"
@@ -26,6 +27,8 @@ const LlamaConfig& checked(const LlamaConfig& config) {
           "Llama: heads = ", config.heads, " must divide dim = ", config.dim, " into even head sizes");
   require(config.kv_heads > 0 && config.heads % config.kv_heads == 0, "Llama: kv_heads = ", config.kv_heads,
           " must divide heads = ", config.heads);
+  require(config.adapter_rank == 0 || config.experts == 0, "Llama: adapter_rank = ", config.adapter_rank,
+          " with experts = ", config.experts, ": experts have no adapters; set one of them to 0");
   return config;
 }
 
@@ -39,7 +42,8 @@ Attention::Attention(const LlamaConfig& config, at::Generator& generator)
     : heads_(config.heads), kv_heads_(config.kv_heads), head_size_(config.dim / config.heads) {
   const auto make = [&](const char* name, int64_t in, int64_t out, double deviation) {
     return register_module(
-        name, std::make_shared<Linear>(LinearOptions{in, out, false, config.dtype}, deviation, generator));
+        name, std::make_shared<Linear>(LinearOptions{in, out, false, config.dtype, config.adapter_rank},
+                                       deviation, generator));
   };
   query_ = make("query", config.dim, config.dim, kDeviation);
   key_ = make("key", config.dim, kv_heads_ * head_size_, kDeviation);
@@ -63,15 +67,14 @@ at::Tensor Attention::forward(const at::Tensor& input, const Rotary& rotary) con
 }
 
 FeedForward::FeedForward(const LlamaConfig& config, at::Generator& generator) {
-  gate_ = register_module(
-      "gate", std::make_shared<Linear>(LinearOptions{config.dim, config.ffn, false, config.dtype}, kDeviation,
-                                       generator));
-  up_ = register_module(
-      "up", std::make_shared<Linear>(LinearOptions{config.dim, config.ffn, false, config.dtype}, kDeviation,
-                                     generator));
-  down_ = register_module("down",
-                          std::make_shared<Linear>(LinearOptions{config.ffn, config.dim, false, config.dtype},
-                                                   residual_deviation(config), generator));
+  const auto make = [&](const char* name, int64_t in, int64_t out, double deviation) {
+    return register_module(
+        name, std::make_shared<Linear>(LinearOptions{in, out, false, config.dtype, config.adapter_rank},
+                                       deviation, generator));
+  };
+  gate_ = make("gate", config.dim, config.ffn, kDeviation);
+  up_ = make("up", config.dim, config.ffn, kDeviation);
+  down_ = make("down", config.ffn, config.dim, residual_deviation(config));
 }
 
 at::Tensor FeedForward::forward(const at::Tensor& input) const {
@@ -85,18 +88,30 @@ LlamaBlock::LlamaBlock(const LlamaConfig& config, at::Generator& generator) {
   attention_ = register_module("attention", std::make_shared<Attention>(config, generator));
   ffn_norm_ = register_module(
       "ffn_norm", std::make_shared<RMSNorm>(config.dim, config.norm_eps, options_of(config, generator)));
-  feed_forward_ = register_module("feed_forward", std::make_shared<FeedForward>(config, generator));
+  if (config.experts == 0) {
+    feed_forward_ = register_module("feed_forward", std::make_shared<FeedForward>(config, generator));
+    return;
+  }
+  const ExpertFeedForwardOptions experts{config.dim, config.ffn, config.experts, config.active_experts,
+                                         config.dtype};
+  experts_ = register_module("feed_forward", std::make_shared<ExpertFeedForward>(
+                                                 experts, kDeviation, residual_deviation(config), generator));
 }
 
 at::Tensor LlamaBlock::forward(const at::Tensor& input, const Rotary& rotary) const {
   const at::Tensor middle = input + call_as(*attention_, [&] {
                               return attention_->forward(attention_norm_->forward(input), rotary);
                             });
-  return middle + call_as(*feed_forward_, [&] { return feed_forward_->forward(ffn_norm_->forward(middle)); });
+  const auto wide = [&](const auto& part) {
+    return call_as(*part, [&] { return part->forward(ffn_norm_->forward(middle)); });
+  };
+  return middle + (experts_ ? wide(experts_) : wide(feed_forward_));
 }
 
 std::vector<runtime::UnitSpec> LlamaBlock::halves() const {
-  return {{{attention_, attention_norm_}}, {{feed_forward_, ffn_norm_}}};
+  const std::shared_ptr<torch::nn::Module> second =
+      experts_ ? std::shared_ptr<torch::nn::Module>(experts_) : feed_forward_;
+  return {{{attention_, attention_norm_}}, {{second, ffn_norm_}}};
 }
 
 Llama::Llama(const LlamaConfig& config, uint64_t seed)
@@ -116,6 +131,11 @@ Llama::Llama(const LlamaConfig& config, at::Generator generator) : config_(check
   if (!config_.tied) {
     const LinearOptions options{config_.dim, config_.vocabulary, false, config_.dtype};
     head_ = register_module("head", std::make_shared<Linear>(options, kDeviation, generator));
+  }
+  if (config_.adapter_rank == 0) return;
+  for (const auto& item : named_parameters()) {
+    const bool adapter = item.key().find("adapter_") != std::string::npos;
+    item.value().requires_grad_(adapter);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fsdpp/nn/embedding.h"
+#include "fsdpp/nn/expert_feed_forward.h"
 #include "fsdpp/nn/linear.h"
 #include "fsdpp/nn/recompute.h"
 #include "fsdpp/nn/rms_norm.h"
@@ -26,6 +27,10 @@ struct LlamaConfig {
   int64_t ffn = 704;                      // width of the feed-forward part
   bool tied = false;                      // the head is the embedding table
   Recompute recompute = Recompute::none;  // of each block's activations
+  int64_t experts = 0;         // above 0: so many feed-forward parts of width ffn per block, of which
+  int64_t active_experts = 2;  // each token goes through so many
+  int64_t adapter_rank =
+      0;  // above 0: all is frozen but an adapter of this rank on each linear layer of a block
   double rope_theta = 10000;
   double norm_eps = 1e-5;
   at::ScalarType dtype = at::kFloat;  // of the parameters
@@ -64,7 +69,8 @@ class LlamaBlock : public torch::nn::Module {
  private:
   std::shared_ptr<RMSNorm> attention_norm_, ffn_norm_;
   std::shared_ptr<Attention> attention_;
-  std::shared_ptr<FeedForward> feed_forward_;
+  std::shared_ptr<FeedForward> feed_forward_;  // or (config.experts)
+  std::shared_ptr<ExpertFeedForward> experts_;
 };
 
 /// A decoder-only language model of the Llama family (Touvron et al. 2023). Computes in the dtype of its

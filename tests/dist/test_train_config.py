@@ -59,6 +59,10 @@ COMMAND_LINES = {
     ),
     "a mesh of other ranks": (["--mesh", "3x1"], ['sharding.mesh = "3x1"', "4 ranks", "R * S = 4", "2x2"]),
     "no mesh": (["--mesh", "2x2x"], ['sharding.mesh = "2x2x"', "expected flat, or RxS"]),
+    "offload of nothing": (
+        ["--offload", "true", "--strategy", "no_shard"],
+        ["sharding.offload = true", '"no_shard"', "set sharding.strategy"],
+    ),
     "no such recompute": (["--recompute", "all"], ["--model.recompute", '"all"', "one of none, reentrant"]),
     "no replicas": (
         ["--sharding.optimizer_over_replicas", "true"],

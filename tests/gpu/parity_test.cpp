@@ -44,6 +44,7 @@ struct Configuration {
   bool parted = false;    // which shard the main weights among themselves
   nn::Recompute recompute = nn::Recompute::none;
   bool delayed = false;  // weight gradients come with backward_dw()
+  bool offload = false;  // main weights in host memory
 };
 
 std::string name_of(const Configuration& c) {
@@ -52,7 +53,7 @@ std::string name_of(const Configuration& c) {
               c.kept ? ", kept" : "", c.late ? ", late" : "", c.bf16_wire ? ", bf16 wire" : "",
               c.replicas ? ", replicas" : "", c.parted ? ", parted" : "",
               c.recompute == nn::Recompute::none ? "" : ", recompute " + nn::to_string(c.recompute),
-              c.delayed ? ", delayed" : "");
+              c.delayed ? ", delayed" : "", c.offload ? ", offload" : "");
 }
 
 // Ways to run a backward; what else there is takes turns.
@@ -64,6 +65,7 @@ void add_schedules(std::vector<Configuration>& all, Configuration c) {
       c.delayed = delayed;
       c.late = shards_gradients(c.strategy) && all.size() % 3 == 0;
       c.kept = shards_parameters(c.strategy) && all.size() % 5 == 0;
+      c.offload = shards_optimizer(c.strategy) && all.size() % 2 == 0;
       if (recompute != nn::Recompute::none || delayed) all.push_back(c);
     }
   }
@@ -128,6 +130,7 @@ class Training {
                              .keep_gathered_bytes = c.kept ? -1 : 0,
                              .late_group_elements = c.late ? 0 : -1,
                              .shard_optimizer_over_replicas = c.parted,
+                             .offload = c.offload,
                              .delay_wgrad = c.delayed,
                              .fused = c.fused};
     net_->recompute = c.recompute;

@@ -39,6 +39,7 @@ VARIANTS = [
     {"sharding__optimizer_over_replicas": True, "sharding__mesh": "2x1", "train__microbatches": 2},
     {"model__recompute": "reentrant", "sharding__delay_wgrad": True},
     {"sharding__delay_wgrad": True, "model__recompute": "non_reentrant", "train__microbatches": 2},
+    {"sharding__offload": True},
     {"model__tied": False},
     {"sharding__fused": False},
 ]
