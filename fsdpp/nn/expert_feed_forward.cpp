@@ -37,7 +37,8 @@ at::Tensor ExpertFeedForward::forward(const at::Tensor& input) const {
   const int64_t tokens = x.size(0);
   const auto [scores, chosen] = at::topk(router_->forward(x).to(at::kFloat), options_.active);
   const at::Tensor weights = at::softmax(scores, -1);
-  const auto [expert, order] = at::sort(chosen.reshape({-1}), /*stable=*/std::optional<bool>(true), /*dim=*/0);
+  const auto [expert, order] =
+      at::sort(chosen.reshape({-1}), /*stable=*/std::optional<bool>(true), /*dim=*/0);
   const at::Tensor offsets = at::searchsorted(expert, at::arange(options_.experts, expert.options()),
                                               /*out_int32=*/true, /*right=*/true);
   // Rows are only permuted, never summed by their index: such sums would come in any order.

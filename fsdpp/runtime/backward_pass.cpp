@@ -134,8 +134,8 @@ void BackwardPass::reach(int unit) {
   if (reached_[index]) return;
   reached_[index] = true;
   device_.stay_near();
-  const int next = order_.arrive(unit);
-  if (next >= 0 && !residency_.resident(next)) residency_.hold(next, Hold::prefetch);
+  order_.arrive(unit);
+  residency_.prefetch(order_);
 }
 
 void BackwardPass::keep(int unit) {

@@ -78,7 +78,7 @@ Core::Core(RankGroups rank_groups, std::shared_ptr<torch::nn::Module> root_modul
   residency = std::make_unique<Residency>(
       *peers, *publisher,
       groups_by_unit(units, [&](const ParameterGroup& held) { return sharded && held.is_gathered(); }),
-      weight_plan(), ledger);
+      unit_sizes(), options.prefetch_bytes, weight_plan(), ledger);
   backward = std::make_shared<BackwardPass>(groups_by_unit(units, [](const ParameterGroup&) { return true; }),
                                             *reducer, *residency, backward_order, *device,
                                             host_gradients.get(), options);
@@ -219,7 +219,7 @@ std::vector<Sized> Core::slot_sizes() const {
 layout::ArenaPlan Core::weight_plan() const {
   const std::vector<std::vector<Visit>> orders = {forward_order.expected(), backward_order.expected(),
                                                   evaluation_order.expected()};
-  return plan_weights(unit_sizes(), orders);
+  return plan_weights(unit_sizes(), orders, options.prefetch_bytes);
 }
 
 // Before a backward was seen: units one after another from the last to the first, the root's slot open all
@@ -264,8 +264,8 @@ std::shared_ptr<Pass> Core::enter(int index) {
   residency->drop_all(index, Hold::prefetch);
   announce_use(*device, "forward", backward->groups_of(index));
   if (root_pass_) {
-    const int next = current_order().arrive(index);
-    if (next >= 0 && !residency->resident(next)) residency->hold(next, Hold::prefetch);
+    current_order().arrive(index);
+    residency->prefetch(current_order());
   }
   return pass;
 }

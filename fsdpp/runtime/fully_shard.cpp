@@ -246,6 +246,9 @@ std::shared_ptr<runtime::ShardedModel> shard_over(const runtime::RankGroups& ran
           runtime::to_string(options.strategy),
           ": every rank would update the whole model in host memory; use optim, optim_grads or "
           "optim_grads_params");
+  require(!options.prefetch_bytes || *options.prefetch_bytes >= 0,
+          "fully_shard: prefetch_bytes = ", options.prefetch_bytes.value_or(0),
+          "; expected 0 or more, or nothing");
   require(!options.divisor || *options.divisor > 0, "fully_shard: divisor = ", options.divisor.value_or(1),
           "; expected a number above 0");
   check_wire(options, ranks.shard);

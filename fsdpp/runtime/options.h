@@ -60,6 +60,10 @@ struct Options {
   /// rank's shard is published in place. Units of up to so many bytes in all, the root and the last ones
   /// first; negative: every unit.
   int64_t keep_gathered_bytes = 0;
+  /// Full weights gathered in advance, beside those in use: as many of the next units as fit together in so
+  /// many bytes; 0: none, and compute waits for each gather. Nothing: the next unit, whatever its size. Each
+  /// rank gives the same.
+  std::optional<int64_t> prefetch_bytes;
   /// In groups of at least so many elements, rows of a weight's gradient that belong to this rank do not go
   /// through the slot, unless they are few: their GEMM runs one unit later and adds onto what came from the
   /// peers. (More launches, fewer bytes.) Where ranks address each other's memory and the layer offers it

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace fsdpp::runtime {
@@ -23,6 +25,10 @@ class Order {
   void begin();
   /// `unit` is reached. Returns the unit to prefetch, or -1 at the end of what is known.
   int arrive(int unit);
+  /// The units that are expected after the last arrival, the next one first.
+  [[nodiscard]] std::span<const Visit> ahead() const {
+    return std::span(expected_).subspan(std::min(next_, expected_.size()));
+  }
   /// `unit` is left for this pass.
   void leave(int unit);
   /// The pass is complete: what it did is expected next time. Returns true when that differs from before.

@@ -16,15 +16,37 @@ std::vector<Visit> structural_visits(std::span<const int> order) {
   return visits;
 }
 
-layout::ArenaPlan plan_weights(std::span<const Sized> units, std::span<const std::vector<Visit>> orders) {
+std::size_t prefetched(std::span<const Visit> ahead, std::span<const Sized> units,
+                       std::optional<int64_t> budget) {
+  if (!budget) return std::min<std::size_t>(ahead.size(), 1);
+  int64_t bytes = 0;
+  std::size_t count = 0;
+  for (const Visit& visit : ahead) {
+    bytes += units[static_cast<std::size_t>(visit.unit)].bytes;
+    if (bytes > *budget) break;
+    ++count;
+  }
+  return count;
+}
+
+layout::ArenaPlan plan_weights(std::span<const Sized> units, std::span<const std::vector<Visit>> orders,
+                               std::optional<int64_t> budget) {
   std::vector<layout::PlannedBuffer> buffers;
   for (const Sized& unit : units) buffers.push_back({unit.name, unit.bytes + device::kRedZone, {}});
   int64_t start = 0;  // of the pass on a time line on which passes follow one another
   for (const std::vector<Visit>& order : orders) {
-    for (const Visit& visit : order) {
-      const int64_t prefetched = std::max(visit.arrived - 1, 0);
+    // The step at which each visit's gather is launched.
+    std::vector<int64_t> launched(order.size());
+    for (std::size_t step = 0; step < order.size(); ++step) launched[step] = static_cast<int64_t>(step);
+    for (std::size_t step = order.size(); step-- > 0;) {
+      const auto ahead = std::span(order).subspan(step + 1);
+      for (std::size_t next = 1; next <= prefetched(ahead, units, budget); ++next)
+        launched[step + next] = static_cast<int64_t>(step);
+    }
+    for (std::size_t step = 0; step < order.size(); ++step) {
+      const Visit& visit = order[step];
       buffers[static_cast<std::size_t>(visit.unit)].lifetimes.push_back(
-          {start + prefetched, start + visit.left});
+          {start + launched[step], start + visit.left});
     }
     start += static_cast<int64_t>(order.size());
   }

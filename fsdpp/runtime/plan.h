@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,11 +21,17 @@ struct Sized {
 /// first) around all others.
 [[nodiscard]] std::vector<Visit> structural_visits(std::span<const int> order);
 
-/// Offsets for full weights such that no unit of a pass in one of `orders` collides with another, with the
-/// next unit's gather one arrival ahead. In ASan builds a red zone follows each
+/// How many of the units that are expected next (`ahead`) are gathered in advance: the next one; or, with
+/// `budget` (bytes), as many as fit in it together, in their order.
+[[nodiscard]] std::size_t prefetched(std::span<const Visit> ahead, std::span<const Sized> units,
+                                     std::optional<int64_t> budget);
+
+/// Offsets for full weights such that no unit of a pass in one of `orders` collides with another, with
+/// gathers in advance as prefetched() says. In ASan builds a red zone follows each
 /// buffer (device::kRedZone).
 [[nodiscard]] layout::ArenaPlan plan_weights(std::span<const Sized> units,
-                                             std::span<const std::vector<Visit>> orders);
+                                             std::span<const std::vector<Visit>> orders,
+                                             std::optional<int64_t> budget = std::nullopt);
 
 /// A gradient slot's turn: `position` is its place in the order of reduces; `opened` the number of reduces
 /// before its first contribution.

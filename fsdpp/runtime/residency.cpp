@@ -10,8 +10,13 @@ namespace fsdpp::runtime {
 using device::LaneKind;
 
 Residency::Residency(Peers& peers, Publisher& publisher, std::vector<std::vector<ParameterGroup*>> units,
-                     layout::ArenaPlan plan, std::shared_ptr<device::Ledger> ledger)
-    : peers_(peers), publisher_(publisher), arena_(peers.device(), std::move(plan), std::move(ledger)) {
+                     std::vector<Sized> sizes, std::optional<int64_t> prefetch_bytes, layout::ArenaPlan plan,
+                     std::shared_ptr<device::Ledger> ledger)
+    : peers_(peers),
+      publisher_(publisher),
+      sizes_(std::move(sizes)),
+      prefetch_bytes_(prefetch_bytes),
+      arena_(peers.device(), std::move(plan), std::move(ledger)) {
   for (auto& groups : units) entries_.push_back({.groups = std::move(groups)});
 }
 
@@ -39,6 +44,13 @@ void Residency::drop_all(int unit, Hold kind) {
 
 void Residency::drop_all(Hold kind) {
   for (int unit = 0; unit < static_cast<int>(entries_.size()); ++unit) drop_all(unit, kind);
+}
+
+void Residency::prefetch(const Order& order) {
+  const std::span<const Visit> ahead = order.ahead();
+  for (const Visit& visit : ahead.first(prefetched(ahead, sizes_, prefetch_bytes_))) {
+    if (!resident(visit.unit)) hold(visit.unit, Hold::prefetch);
+  }
 }
 
 void Residency::renew() {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "fsdpp/runtime/order.h"
+#include "fsdpp/runtime/plan.h"
 #include "fsdpp/runtime/publisher.h"
 #include "fsdpp/runtime/weight_arena.h"
 
@@ -18,9 +20,10 @@ inline constexpr int kHoldKinds = 4;
 /// Which units' full weights are here, and why. A unit is released when its last hold is dropped.
 class Residency {
  public:
-  /// `units[i]`: the parameter groups of unit i.
+  /// `units[i]`: the parameter groups of unit i; `sizes[i]`: what a gather of it takes.
   Residency(Peers& peers, Publisher& publisher, std::vector<std::vector<ParameterGroup*>> units,
-            layout::ArenaPlan plan, std::shared_ptr<device::Ledger> ledger);
+            std::vector<Sized> sizes, std::optional<int64_t> prefetch_bytes, layout::ArenaPlan plan,
+            std::shared_ptr<device::Ledger> ledger);
 
   /// Adds a hold; the unit is gathered if it is not.
   void hold(int unit, Hold kind);
@@ -29,6 +32,10 @@ class Residency {
   /// Takes away all holds of `kind`, of one unit or of all.
   void drop_all(int unit, Hold kind);
   void drop_all(Hold kind);
+
+  /// Gathers in advance what `order` expects next: the next unit, or as many as Options::prefetch_bytes
+  /// allows.
+  void prefetch(const Order& order);
 
   /// New weights were published: units that are here and whose own part was published in place get the rest.
   void renew();
@@ -63,6 +70,8 @@ class Residency {
   Peers& peers_;
   Publisher& publisher_;
   std::vector<Entry> entries_;
+  std::vector<Sized> sizes_;  // of the units' full weights that come and go
+  std::optional<int64_t> prefetch_bytes_;
   WeightArena arena_;
   int64_t gathers_ = 0;
 };

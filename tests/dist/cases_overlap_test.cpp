@@ -89,5 +89,73 @@ TEST(CasesOfOrder, Case44PrefetchAndReduceOverlapCompute) {
   }
 }
 
+// Blocks whose gather was launched before `block` computed, counted from the next one on.
+int gathered_ahead(const Schedule& schedule, int block, int blocks, std::size_t from = 0) {
+  const std::size_t compute = schedule.find(OperationKind::run, text("compute block", block), from);
+  int ahead = 0;
+  while (block + ahead + 1 < blocks &&
+         schedule.find(OperationKind::copy, text("gather block", block + ahead + 1), from) < compute) {
+    ++ahead;
+  }
+  return ahead;
+}
+
+TEST(CasesOfOrder, Case43ThePrefetchBudgetIsACap) {
+  constexpr int kBlocks = 5;
+  const int64_t block_bytes = [] {
+    int64_t bytes = 0;
+    run_watched_ranks(1, [&](comm::PeerGroup& group) {
+      const auto net = std::make_shared<SmallNet>(1, kDim, Layers::fused);
+      bytes = watched_shard(group, net, net->units(), sharded_sum())->units().at(1).bytes;
+    });
+    return bytes;
+  }();
+  struct Budget {
+    int64_t bytes;
+    int ahead;
+  };
+  for (const Budget budget : {Budget{0, 0}, Budget{block_bytes - 1, 0}, Budget{2 * block_bytes, 2},
+                              Budget{3 * block_bytes - 1, 2}, Budget{int64_t{1} << 40, kBlocks}}) {
+    run_watched_ranks(2, [&](comm::PeerGroup& group) {
+      SCOPED_TRACE(text("budget of ", budget.bytes, " bytes"));
+      const auto net = std::make_shared<SmallNet>(kBlocks, kDim, Layers::fused);
+      Options options = sharded_sum();
+      options.prefetch_bytes = budget.bytes;
+      const auto model = watched_shard(group, net, net->units(), options);
+      SmallNet oracle(kBlocks, kDim, Layers::oracle);
+      for (std::size_t i = 0; i < net->blocks.size(); ++i) {
+        net->blocks[i]->on_forward = [&device = model->device(), i] {
+          device.run(LaneKind::compute, text("compute block", i), {}, [] {});
+        };
+      }
+      for (int step = 0; step < 3; ++step) {
+        trace::Recorder recorder;
+        model->device().observe(&recorder);
+        const at::Tensor loss = small_loss(net->run(small_batch(kDim, group.rank(), step)));
+        const std::size_t forward_end = recorder.operations().size();
+        loss.backward();
+        model->device().unobserve(&recorder);
+        const Schedule schedule(recorder.operations());
+        for (int block = 0; block < kBlocks; ++block) {
+          EXPECT_EQ(gathered_ahead(schedule, block, kBlocks), std::min(budget.ahead, kBlocks - 1 - block))
+              << "before block " << block << ", step " << step;
+        }
+        for (int block = kBlocks - 2; block > 0; --block) {  // the last block stays from the forward
+          const std::size_t wgrad =
+              schedule.find(OperationKind::run, text("wgrad block", block, ".down.weight"), forward_end);
+          const std::size_t gather =
+              schedule.find(OperationKind::copy, text("gather block", block - 1), forward_end);
+          EXPECT_EQ(gather < wgrad, budget.ahead > 0) << "backward of block " << block << ", step " << step;
+        }
+        oracle_backward(oracle, all_batches(kDim, 2, step));
+        expect_gradients(*model, oracle);
+        model->zero_grad();
+        clear(oracle);
+      }
+      EXPECT_EQ(model->counters().weight_overflows, 0) << "the plan knows how far ahead gathers are";
+    });
+  }
+}
+
 }  // namespace
 }  // namespace fsdpp::test
