@@ -130,6 +130,7 @@ class Row {
     generator.set_current_seed(kSeed);
     model_ = std::make_shared<nn::Llama>(a.model, generator);
     if (a.row == "floor") {
+      if (a.model.experts > 0) kernels_ = device::make_cuda_device(gpu);  // for the experts' weight gradients
       if (a.wgrad == "fp32") write_fp32();
     } else {
       runtime::Options options;
@@ -220,6 +221,7 @@ class Row {
   const Arguments& a_;
   at::Device place_;
   std::shared_ptr<nn::Llama> model_;
+  std::unique_ptr<device::Device> kernels_;
   std::vector<std::shared_ptr<PlainSink>> sinks_;
   std::shared_ptr<runtime::ShardedModel> sharded_;
   std::unique_ptr<optim::AdamW> optimizer_;
