@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <iostream>
 #include <map>
 #include <mutex>
 
@@ -38,11 +39,11 @@ struct Figures {
 };
 
 // Five steps of a model of `layers` equal units with bf16 weights.
-Figures measure(int ranks, Strategy strategy, int layers) {
+Figures measure(int ranks, Strategy strategy, int layers, int64_t dim = 64) {
   Figures figures{};
   std::mutex mutex;
   run_watched_ranks(ranks, [&](comm::PeerGroup& group) {
-    const auto net = std::make_shared<SmallNet>(layers, 64, Layers::fused);
+    const auto net = std::make_shared<SmallNet>(layers, dim, Layers::fused);
     net->to(at::kBFloat16);
     const auto model = watched_shard(group, net, net->units(), Options{.strategy = strategy});
     optim::AdamW optimizer(*model, {});
@@ -83,6 +84,26 @@ TEST(CasesOfMemory, Case45WhatShardingNeedsBesideTheShardsDoesNotGrowWithDepth) 
         least = peak;
       }
     }
+  }
+}
+
+// Bytes per parameter on one of N ranks: fp32 main weights and two moments, bf16 weights (published shard, or
+// whole), fp32 gradients (shard, or whole).
+TEST(CasesOfMemory, Case45TheRestIsWhatTheFormulaSays) {
+  constexpr int kRanks = 4;
+  constexpr int kLayers = 8;
+  constexpr int64_t kWide = 512;
+  constexpr double kMiB = 1 << 20;
+  const double parameters = (2 * kLayers + 2) * (kWide * kWide + kWide);
+  for (const Strategy strategy : runtime::kStrategies) {
+    const double states = 12.0 / (shards_optimizer(strategy) ? kRanks : 1);
+    const double weights = 2.0 / (shards_parameters(strategy) ? kRanks : 1);
+    const double gradients = 4.0 / (shards_gradients(strategy) ? kRanks : 1);
+    const double expected = parameters * (states + weights + gradients);
+    const auto rest = static_cast<double>(measure(kRanks, strategy, kLayers, kWide).rest);
+    EXPECT_NEAR(rest, expected, kMiB) << to_string(strategy);
+    std::cout << "memory: " << to_string(strategy) << " on " << kRanks << " ranks: rest " << rest / kMiB
+              << " MiB, by the formula " << expected / kMiB << " MiB\n";
   }
 }
 
