@@ -2,6 +2,8 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -13,6 +15,7 @@
 #include "fsdpp/nn/grouped_linear.h"
 #include "fsdpp/optim/adamw.h"
 #include "fsdpp/optim/clip.h"
+#include "fsdpp/trace/recorder.h"
 #include "tests/support/expert_model.h"
 #include "tests/support/gate_device.h"
 #include "tests/support/hazard_watch.h"
@@ -49,6 +52,42 @@ TEST_P(CasesOfExperts, Case21GroupedWeightsGiveOneProcesssGradients) {
           model->zero_grad(step % 2 == 0);
           clear(oracle);
         }
+      });
+    }
+  }
+}
+
+// What experts' gradients are summed in has the accumulation dtype, also where the layer finds no sink and
+// hands its gradient to autograd: which the schedule shows.
+TEST_P(CasesOfExperts, Case21Bf16MicrobatchesAddInFp32AlsoWithoutASink) {
+  for (const Form form : {Form::one, Form::list}) {
+    for (const bool fused : {true, false}) {
+      run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
+        const auto experts = std::make_shared<Experts>(form, /*oracle=*/false);
+        experts->to(at::kBFloat16);
+        Options chosen = options();
+        chosen.fused = fused;
+        const auto model = watched_shard(group, experts, std::vector<std::shared_ptr<Experts>>{}, chosen);
+        trace::Recorder recorder;
+        model->device().observe(&recorder);
+        const at::Tensor rows = at::ones({3, kDim}, at::kBFloat16);
+        const at::Tensor ends = ends_of({1, 1, 0, 1});
+        for (const double gradient : {256, 1}) {
+          const auto scope = model->microbatch(gradient == 1);
+          (at::sum(fsdpp::call(*experts, rows, ends)) * gradient).backward();
+        }
+        model->device().unobserve(&recorder);
+        const std::vector<at::Tensor> gradients = model->full_gradients();
+        for (int e = 0; e < kExperts; ++e) {
+          const at::Tensor& found =
+              form == Form::one ? gradients[0][e] : gradients[static_cast<std::size_t>(e)];
+          expect_same(found, at::full({kDim, kDim}, e == 2 ? 0 : 257 * ranks(), at::kFloat),
+                      text("expert ", e));
+        }
+        EXPECT_EQ(recorder.count(OperationKind::run, "grad ") > 0, !fused);
+        const std::size_t written =
+            recorder.count(OperationKind::run, "wgrad ") + recorder.count(OperationKind::run, "late wgrad ");
+        EXPECT_EQ(written > 0, fused);
       });
     }
   }
@@ -119,6 +158,56 @@ at::Tensor rows_for(int rank, int expert, int step) {
                   1000 + static_cast<uint64_t>(100 * step + 10 * rank + expert));
 }
 
+// The backward of a rank's own experts through the rows that it and the other rank along "expert" have for
+// them.
+void backward_of_own(OwnExperts& own, int rank, int step) {
+  std::vector<at::Tensor> rows;
+  std::vector<int32_t> sizes;
+  for (int e = 0; e < kOwn; ++e) {
+    int32_t size = 0;
+    for (const int from : {rank % 2, rank % 2 + 2}) {
+      rows.push_back(rows_for(from, kOwn * (rank / 2) + e, step));
+      size += static_cast<int32_t>(rows.back().size(0));
+    }
+    sizes.push_back(size);
+  }
+  at::sum(fsdpp::call(own, at::cat(rows), ends_of(sizes))).backward();
+}
+
+// Two ranks hold an expert, four have rows for it. Close to one another are the mean over four and the mean
+// over two as well, when gradients are small: so the ratio is compared.
+TEST(ExpertsOnAMesh, Case12TheRatioToTheSumIsOneOverAllRanks) {
+  for (const Strategy strategy : runtime::kStrategies) {
+    for (const bool mean : {false, true}) {
+      run_watched_ranks(kRanks, [&](comm::PeerGroup& group) {
+        comm::MeshGroup mesh(group, layout::Mesh({{"expert", 2}, {"shard", 2}}));
+        const auto own = std::make_shared<OwnExperts>(group.rank() / 2);
+        const auto experts = watched_shard(
+            mesh, own, std::vector<std::shared_ptr<torch::nn::Module>>{},
+            Options{.strategy = strategy, .combine = mean ? runtime::Combine::mean : runtime::Combine::sum});
+        Experts oracle(Form::list, /*oracle=*/true);
+        for (int step = 0; step < 3; ++step) {
+          backward_of_own(*own, group.rank(), step);
+          for (int rank = 0; rank < kRanks; ++rank) {
+            for (int e = 0; e < kExperts; ++e)
+              at::sum(at::linear(rows_for(rank, e, step), oracle.of(e))).backward();
+          }
+          const at::Tensor gradient = experts->full_gradients()[0];
+          for (int e = 0; e < kOwn; ++e) {
+            const at::Tensor sum = oracle.of(kOwn * (group.rank() / 2) + e).grad();
+            const double ratio =
+                at::sum(gradient[e] * sum).item<double>() / at::sum(sum * sum).item<double>();
+            EXPECT_EQ(ratio, mean ? 1.0 / kRanks : 1.0);
+            expect_same(gradient[e], sum * ratio, text("expert ", e, " in step ", step));
+          }
+          experts->zero_grad();
+          clear(oracle);
+        }
+      });
+    }
+  }
+}
+
 TEST(ExpertsOnAMesh, Case12And26MeansNormsAndStepsCountEachParameterOnce) {
   for (const Strategy strategy : runtime::kStrategies) {
     run_watched_ranks(kRanks, [&](comm::PeerGroup& group) {
@@ -147,17 +236,7 @@ TEST(ExpertsOnAMesh, Case12And26MeansNormsAndStepsCountEachParameterOnce) {
       for (int step = 0; step < 50; ++step) {
         SCOPED_TRACE(text(runtime::to_string(strategy), ", rank ", group.rank(), ", step ", step));
         small_loss(dense->run(small_batch(kDim, group.rank(), step))).backward();
-        std::vector<at::Tensor> rows;
-        std::vector<int32_t> sizes;
-        for (int e = 0; e < kOwn; ++e) {
-          int32_t size = 0;
-          for (const int from : {group.rank() % 2, group.rank() % 2 + 2}) {
-            rows.push_back(rows_for(from, kOwn * which + e, step));
-            size += static_cast<int32_t>(rows.back().size(0));
-          }
-          sizes.push_back(size);
-        }
-        at::sum(fsdpp::call(*own, at::cat(rows), ends_of(sizes))).backward();
+        backward_of_own(*own, group.rank(), step);
 
         for (int rank = 0; rank < kRanks; ++rank) {
           (small_loss(oracle.run(small_batch(kDim, rank, step))) / kRanks).backward();

@@ -101,7 +101,7 @@ class GradientCases : public testing::TestWithParam<Case> {
 };
 
 // 257 has no bf16: a rank's part is rounded on its way, the sum of the ranks' parts is not.
-TEST(GradientWire, Bf16RoundsEachRanksPartAndNotTheirSum) {
+TEST(GradientWire, Case02Bf16RoundsEachRanksPartAndNotTheirSum) {
   struct Parts {
     double first, second, sum;
   };
@@ -118,7 +118,7 @@ TEST(GradientWire, Bf16RoundsEachRanksPartAndNotTheirSum) {
   });
 }
 
-TEST(GradientWire, WhatCannotTravelInBf16SaysSo) {
+TEST(GradientWire, Case02WhatCannotTravelInBf16SaysSo) {
   const auto refused = [](const runtime::Options& options) {
     run_watched_ranks(1, [&](comm::PeerGroup& group) {
       const auto small = std::make_shared<Small>(at::kFloat);
@@ -135,7 +135,7 @@ INSTANTIATE_TEST_SUITE_P(Small, GradientCases,
                          testing::Combine(testing::ValuesIn(runtime::kStrategies), testing::Bool()),
                          case_name);
 
-TEST_P(GradientCases, Bf16MicrobatchesAddInFp32) {  // 256 + 1 is 256 in bf16
+TEST_P(GradientCases, Case02Bf16MicrobatchesAddInFp32) {  // 256 + 1 is 256 in bf16
   for (const int ranks : {1, 2, 3}) {
     run_watched_ranks(ranks, [&](comm::PeerGroup& group) {
       const Model model = make(group, at::kBFloat16, ranks == 3 ? Combine::sum : Combine::mean);
@@ -160,7 +160,7 @@ TEST_P(GradientCases, Bf16MicrobatchesAddInFp32) {  // 256 + 1 is 256 in bf16
   }
 }
 
-TEST_P(GradientCases, SmallAndLargeOfTwoRanksSurviveTheReduce) {
+TEST_P(GradientCases, Case03SmallAndLargeOfTwoRanksSurviveTheReduce) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const Combine combine : {Combine::sum, Combine::mean}) {
       run_watched_ranks(2, [&](comm::PeerGroup& group) {
@@ -172,7 +172,7 @@ TEST_P(GradientCases, SmallAndLargeOfTwoRanksSurviveTheReduce) {
   }
 }
 
-TEST_P(GradientCases, OneRankAddsNeitherCopiesNorRescales) {
+TEST_P(GradientCases, Case05OneRankAddsNeitherCopiesNorRescales) {
   for (const Combine combine : {Combine::sum, Combine::mean}) {
     run_watched_ranks(1, [&](comm::PeerGroup& group) {
       const Model model = make(group, at::kFloat, combine);
@@ -199,7 +199,7 @@ TEST_P(GradientCases, SeveralRanksAddToWhatIsThere) {
   });
 }
 
-TEST_P(GradientCases, RetainedGraphGivesTwice) {
+TEST_P(GradientCases, Case07RetainedGraphGivesTwice) {
   run_watched_ranks(2, [&](comm::PeerGroup& group) {
     const Model model = make(group, at::kFloat, Combine::sum);
     const at::Tensor loss = call(*model.small, 1.0 + group.rank());

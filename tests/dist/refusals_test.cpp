@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdpp/comm/lanes.h"
 #include "fsdpp/comm/mesh_group.h"
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
@@ -52,9 +53,11 @@ std::map<Pair, Refusal> refusals() {
   const Strategy all = Strategy::optim_grads_params;
   return {
       {{"wire_dtype = bf16", "no_shard"},
-       {wire(Strategy::no_shard, at::kBFloat16), {}, {"BFloat16", "no_shard"}}},
-      {{"wire_dtype = bf16", "optim"}, {wire(Strategy::optim, at::kBFloat16), {}, {"BFloat16", "optim"}}},
-      {{"wire_dtype = fp16", "any strategy"}, {wire(all, at::kHalf), {}, {"Half", "Float or BFloat16"}}},
+       {wire(Strategy::no_shard, at::kBFloat16), {}, {"wire_dtype BFloat16", "no_shard"}}},
+      {{"wire_dtype = bf16", "optim"},
+       {wire(Strategy::optim, at::kBFloat16), {}, {"wire_dtype BFloat16", "strategy optim"}}},
+      {{"wire_dtype = fp16", "any strategy"},
+       {wire(all, at::kHalf), {}, {"wire_dtype is Half", "Float or BFloat16"}}},
       {{"shard_optimizer_over_replicas", "a flat mesh"},
        {parted(all), {}, {"shard_optimizer_over_replicas", "no replicas"}}},
       {{"shard_optimizer_over_replicas", "no_shard"},
@@ -66,7 +69,7 @@ std::map<Pair, Refusal> refusals() {
   };
 }
 
-TEST(Refusals, EachRowOfTheTableIsRefusedByName) {
+TEST(Refusals, Case22EachRowOfTheTableIsRefusedByName) {
   const std::map<Pair, Refusal> known = refusals();
   const std::vector<Pair> rows = documented();
   EXPECT_EQ(rows.size(), known.size());
@@ -87,6 +90,31 @@ TEST(Refusals, EachRowOfTheTableIsRefusedByName) {
       for (const std::string& name : refusal.named) expect_in(error, name);
     });
   }
+}
+
+// Lanes that cannot address each other's memory, as far as set-up gets.
+class LibraryLanes final : public comm::LaneTransport, public comm::Collectives {
+ public:
+  std::shared_ptr<comm::PeerMemory> allocate(std::size_t, const std::string&) override { return nullptr; }
+  std::unique_ptr<comm::LaneSignals> signals(std::vector<std::string>, const std::string&) override {
+    return nullptr;
+  }
+  [[nodiscard]] comm::Collectives* collectives() noexcept override { return this; }
+  [[nodiscard]] std::string describe() const override { return "a library"; }
+  void all_gather(void*, const void*, std::size_t) override {}
+  void reduce_scatter(float*, const float*, int64_t) override {}
+};
+
+TEST(Refusals, Case22ABf16WireOverALibrarysCollectivesNamesBoth) {
+  run_watched_ranks(2, [](comm::PeerGroup& group) {
+    group.set_lanes(std::make_unique<LibraryLanes>());
+    const auto net = std::make_shared<SmallNet>(1, 8, Layers::fused);
+    const Options options{.wire_dtype = at::kBFloat16};
+    const std::string error =
+        thrown_text([&] { static_cast<void>(fully_shard(group, net, net->units(), options)); });
+    expect_in(error, "wire_dtype BFloat16");
+    expect_in(error, "a library");
+  });
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ using device::OperationKind;
 class TrapWindows : public OnRanks {};
 INSTANTIATE_TEST_SUITE_P(Strategies, TrapWindows, all_ranks(), parameters_name);
 
-TEST_P(TrapWindows, EvaluationBetweenBackwardAndStepChangesNothing) {
+TEST_P(TrapWindows, Case29EvaluationBetweenBackwardAndStepChangesNothing) {
   for (const bool promised : {false, true}) {
     for (const bool inference : {false, true}) {
       run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
