@@ -4,7 +4,8 @@
     python3 benchmarks/gpu_profile.py TRACE.0 [FLOOR_TRACE.0]
 
 Per step (mean of the trace's two): ms in which the compute lane works, by kind of kernel; its gaps, by what ran on the other
-lanes while it stood still; what the copies and the kernels of the other lanes take. With a floor's trace beside it the
+lanes while it stood still; what the copies and the kernels of the other lanes take; last, how many kernels of the compute lane
+copy or add elements: a gradient that is copied or added there is one more than a floor has. With a floor's trace beside it the
 difference of each line.
 """
 
@@ -43,14 +44,32 @@ def read(path):
     return sorted(found, key=lambda e: e[1])
 
 
-def figures(path):
-    """{line: ms per step}."""
-    events = read(path)
+def lanes_of(events):
+    """Events by stream, and which stream is the compute lane: the one with the GEMMs."""
     by_stream = collections.defaultdict(list)
     for event in events:
         by_stream[event[0]].append(event)
     gemm_time = {s: sum(e[2] - e[1] for e in es if kind_of(e[3]) == "GEMM") for s, es in by_stream.items()}
-    compute = max(gemm_time, key=gemm_time.get)
+    return by_stream, max(gemm_time, key=gemm_time.get)
+
+
+def moves(path):
+    """{"copies" or "adds": kernels of the compute lane per step}."""
+    by_stream, compute = lanes_of(read(path))
+    result = collections.Counter(copies=0, adds=0)
+    for *_, name, category in by_stream[compute]:
+        lower = name.lower()
+        if category == "kernel" and "elementwise" in lower and "add" in lower:
+            result["adds"] += 1
+        elif category == "kernel" and "copy" in lower:
+            result["copies"] += 1
+    return {kind: count // STEPS for kind, count in result.items()}
+
+
+def figures(path):
+    """{line: ms per step}."""
+    events = read(path)
+    by_stream, compute = lanes_of(events)
     result = collections.Counter()
     lane = by_stream[compute]
     result["whole"] = max(e[2] for e in lane) - lane[0][1]
@@ -80,6 +99,8 @@ def main():
         if max(own, other) < 0.05:
             continue
         print(f"{own:9.2f}" + (f"{other:9.2f}{own - other:+9.2f}" if floor else "") + f"  {line}")
+    for path in sys.argv[1:]:
+        print(f"compute lane, kernels per step: {moves(path)}  {path}")
 
 
 if __name__ == "__main__":
