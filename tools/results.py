@@ -75,6 +75,14 @@ def sum_printed(path, pattern):
     return sum(int(number) for output in outputs for number in re.findall(pattern, output))
 
 
+def sum_recorded(path, name):
+    """The sum of the figures called `name` that GoogleTest cases recorded, by a JUnit file."""
+    if not path.exists():
+        return 0
+    cases = xml.etree.ElementTree.parse(path).iter("property")
+    return sum(int(figure.get("value", 0)) for figure in cases if figure.get("name") == name)
+
+
 def run_recorded(command, junit, what, environment=None):
     """Runs a test command that writes `junit`, streaming its output; returns its cases.
 

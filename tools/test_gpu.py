@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs the tests that need GPUs, on the GPUs of this machine; writes build/results/test-gpu.json.
+"""Runs the tests that need GPUs, on the GPUs of this machine; writes build/results/test-gpu.json, with the configurations that
+trained with one process's bits and the operations that were held up in turn (hazards_checked).
 
     python3 tools/test_gpu.py --preset release
     python3 tools/test_gpu.py --filter 'GpuParity*'        (a GoogleTest filter)
@@ -69,10 +70,13 @@ def main():
 
     begin = time.monotonic()
     cases = []
+    checked = {"parity_configurations": 0, "hazards_checked": 0}
     for path in chosen:
         junit = results.RESULTS / "gpu" / f"{path.name}.xml"
         command = [*prefix, path, f"--gtest_output=xml:{junit}", f"--gtest_filter={arguments.filter}"]
         cases += results.run_recorded(command, junit, path.name, environment)
+        for figure in checked:
+            checked[figure] += results.sum_recorded(junit, figure)
     if arguments.filter == EVERY and not arguments.sanitizer:
         # It sets library path and multicast for its programs by itself, as a user's shell would not.
         cases += run_pytest(arguments.preset, {"OMP_NUM_THREADS": environment["OMP_NUM_THREADS"]})
@@ -80,7 +84,7 @@ def main():
     results.print_failures(cases)
     figures = {outcome: results.count(cases, outcome) for outcome in ("passed", "failed", "skipped")}
     name = "test-gpu" + (f"-{arguments.sanitizer}" if arguments.sanitizer else "")
-    results.write_figures(name, figures | {"seconds": round(time.monotonic() - begin, 1)})
+    results.write_figures(name, figures | checked | {"seconds": round(time.monotonic() - begin, 1)})
     print("tests: {passed} passed, {failed} failed, {skipped} skipped".format(**figures), flush=True)
     sys.exit(0 if figures["passed"] and not figures["failed"] else 1)
 

@@ -178,7 +178,8 @@ class GpuBodies : public testing::TestWithParam<std::tuple<const char*, int, con
 TEST_P(GpuBodies, GiveWhatOneProcessGives) {
   const auto [body, ranks, via] = GetParam();
   if (device::cuda_devices() < ranks) GTEST_SKIP() << "needs " << ranks << " GPUs";
-  std::cout << run_on_gpus(body, ranks, {{"FSDPP_TEST_VIA", via}});
+  record_figure("parity_configurations", run_on_gpus(body, ranks, {{"FSDPP_TEST_VIA", via}}),
+                "configurations of experts ");
 }
 
 INSTANTIATE_TEST_SUITE_P(Experts, GpuBodies,

@@ -54,6 +54,14 @@ std::string run_on_gpus(const std::string& name, int ranks, const Variables& var
   return processes.front().output();
 }
 
+void record_figure(const std::string& name, const std::string& printed, const std::string& words) {
+  int sum = 0;
+  for (std::size_t at = printed.find(words); at != std::string::npos; at = printed.find(words, at + 1))
+    sum += std::atoi(printed.c_str() + at + words.size());
+  testing::Test::RecordProperty(name, sum);
+  std::cout << printed;
+}
+
 int gpu_main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   if (const char* const body = std::getenv("FSDPP_TEST_BODY")) return run_body(body);

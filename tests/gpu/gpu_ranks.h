@@ -27,6 +27,10 @@ struct RegisterGpuBody {
 /// FSDPP_TEST_VIA = peers or nccl says how the GPUs reach each other. Returns what rank 0 printed.
 std::string run_on_gpus(const std::string& name, int ranks, const Variables& variables = {});
 
+/// Records, as figure `name` of the running test, the sum of the numbers that stand behind `words` in
+/// `printed`, and shows what was printed.
+void record_figure(const std::string& name, const std::string& printed, const std::string& words);
+
 /// Main of a test program: the body that $FSDPP_TEST_BODY names, or all tests.
 int gpu_main(int argc, char** argv);
 

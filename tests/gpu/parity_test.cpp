@@ -280,7 +280,8 @@ class GpuDelays : public testing::TestWithParam<int> {};
 
 TEST_P(GpuDelays, EachOperationInTurnIsHeldUpAndTheBitsStayTheSame) {
   if (device::cuda_devices() < 2) GTEST_SKIP() << "needs 2 GPUs";
-  std::cout << run_on_gpus(kDelayed.at(static_cast<std::size_t>(GetParam())).first, 2);
+  record_figure("hazards_checked", run_on_gpus(kDelayed.at(static_cast<std::size_t>(GetParam())).first, 2),
+                "delayed operations ");
 }
 
 INSTANTIATE_TEST_SUITE_P(Bodies, GpuDelays, testing::Range(0, 8), [](const auto& info) {
@@ -294,7 +295,7 @@ TEST_P(GpuParity, TrainsWithTheBitsOfOneProcess) {
   if (device::cuda_devices() < ranks) GTEST_SKIP() << "needs " << ranks << " GPUs";
   const std::string printed =
       run_on_gpus("parity", ranks, {{"FSDPP_TEST_VIA", via}, {"FSDPP_TEST_POISON", "1"}});
-  std::cout << printed;
+  record_figure("parity_configurations", printed, "configurations ");
 }
 
 INSTANTIATE_TEST_SUITE_P(Integers, GpuParity,
