@@ -6,11 +6,12 @@
 #include <cstdint>
 #include <cstring>
 
+#include "fsdpp/base/error.h"
 #include "fsdpp/device/element.h"
 
-// Loads and stores of V neighbouring elements by one instruction, as fp32 in registers. All of them say that
-// the bytes are used once (evict first): these kernels stream through gigabytes, and what the GEMMs need
-// should stay in the cache.
+// Loads and stores of V neighbouring elements by one instruction, as fp32 in registers (fp64 as itself). All
+// of them say that the bytes are used once (evict first): these kernels stream through gigabytes, and what
+// the GEMMs need should stay in the cache.
 namespace fsdpp::device {
 
 template <int kBytes>
@@ -60,6 +61,10 @@ __device__ __forceinline__ void load_floats(const T* source, float (&value)[V]) 
 #pragma unroll
   for (int k = 0; k < V; ++k) value[k] = to_float(raw[k]);
 }
+template <int V>
+__device__ __forceinline__ void load_floats(const double* source, double (&value)[V]) {
+  load<V>(source, value);
+}
 
 // Rounds to nearest even. Pairs at a time: one instruction makes both halves of a register.
 template <int V>
@@ -91,7 +96,8 @@ __device__ __forceinline__ void store_floats(float* target, const float (&value)
   store<V>(target, value);
 }
 
-/// Calls `function` with a null pointer to the type that stores `element`.
+/// Calls `function` with a null pointer to the type that stores `element`: all but fp64, which only sums
+/// know.
 template <class Function>
 void with_element(Element element, Function function) {
   switch (element) {
@@ -101,7 +107,10 @@ void with_element(Element element, Function function) {
       return function(static_cast<__nv_bfloat16*>(nullptr));
     case Element::fp16:
       return function(static_cast<__half*>(nullptr));
+    case Element::fp64:
+      break;
   }
+  throw UsageError("this kernel was given fp64; expected fp32, bf16 or fp16");
 }
 
 /// Whether `pointer` is a multiple of `bytes`.

@@ -35,8 +35,8 @@ class CudaOptimizerKernels final : public OptimizerKernels {
 
 class CudaKernels final : public Kernels {
  public:
-  void sum_in_rank_order(float* out, std::span<const void* const> sources, Element wire, int64_t count,
-                         float scale, bool add_to_out) const override {
+  void sum_in_rank_order(void* out, std::span<const void* const> sources, Element wire, int64_t count,
+                         double scale, bool add_to_out) const override {
     cuda_sum_in_rank_order(stream(), out, sources, wire, count, scale, add_to_out);
   }
   void gather_rows(void* out, const int64_t* ids, int64_t count, const RowTable& table) const override {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "fsdpp/base/error.h"
 #include "fsdpp/device/cuda_check.h"
@@ -22,25 +23,42 @@ struct Cut {
   int64_t count;
 };
 
-template <bool kAdd>
-__device__ __forceinline__ float finish(float sum, float scale, float before) {
-  const float scaled = __fmul_rn(scale, sum);
-  return kAdd ? __fadd_rn(before, scaled) : scaled;
+// As what elements stored as T are added.
+template <class T>
+using SumOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <class T>
+__device__ __forceinline__ SumOf<T> widen(T value) {
+  if constexpr (std::is_same_v<T, double>) {
+    return value;
+  } else {
+    return device::to_float(value);
+  }
+}
+__device__ __forceinline__ float plus(float a, float b) { return __fadd_rn(a, b); }
+__device__ __forceinline__ double plus(double a, double b) { return __dadd_rn(a, b); }
+__device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
+
+template <bool kAdd, class S>
+__device__ __forceinline__ S finish(S sum, S scale, S before) {
+  const S scaled = times(scale, sum);
+  return kAdd ? plus(before, scaled) : scaled;
 }
 
 template <class T, bool kAdd>
-__device__ void sum_one(float* out, const Sources& sources, int64_t i, float scale) {
-  float sum = device::to_float(static_cast<const T*>(sources.pointers[0])[i]);
+__device__ void sum_one(SumOf<T>* out, const Sources& sources, int64_t i, SumOf<T> scale) {
+  SumOf<T> sum = widen(static_cast<const T*>(sources.pointers[0])[i]);
   for (int s = 1; s < sources.count; ++s)
-    sum = __fadd_rn(sum, device::to_float(static_cast<const T*>(sources.pointers[s])[i]));
-  out[i] = finish<kAdd>(sum, scale, kAdd ? out[i] : 0.0F);
+    sum = plus(sum, widen(static_cast<const T*>(sources.pointers[s])[i]));
+  out[i] = finish<kAdd>(sum, scale, kAdd ? out[i] : SumOf<T>{0});
 }
 
 // The vectors of up to `kGroup` sources are loaded before the first of them is added.
 template <class T, int V, int kUnroll, int kGroup>
-__device__ __forceinline__ void add_group(float (&sum)[kUnroll][V], const Sources& sources, int first_source,
-                                          int64_t first, int64_t end, bool set) {
-  float value[kGroup][kUnroll][V];
+__device__ __forceinline__ void add_group(SumOf<T> (&sum)[kUnroll][V], const Sources& sources,
+                                          int first_source, int64_t first, int64_t end, bool set) {
+  SumOf<T> value[kGroup][kUnroll][V];
 #pragma unroll
   for (int s = 0; s < kGroup; ++s) {
     const T* const source = static_cast<const T*>(sources.pointers[first_source + s]);
@@ -56,7 +74,7 @@ __device__ __forceinline__ void add_group(float (&sum)[kUnroll][V], const Source
     for (int u = 0; u < kUnroll; ++u) {
 #pragma unroll
       for (int k = 0; k < V; ++k) {
-        sum[u][k] = set && s == 0 ? value[s][u][k] : __fadd_rn(sum[u][k], value[s][u][k]);
+        sum[u][k] = set && s == 0 ? value[s][u][k] : plus(sum[u][k], value[s][u][k]);
       }
     }
   }
@@ -65,12 +83,12 @@ __device__ __forceinline__ void add_group(float (&sum)[kUnroll][V], const Source
 // kSources: the number of sources where it is 1 to 4, else 0: any number of them, in groups of four.
 template <class T, int V, int kSources, bool kAdd>
 __global__ void __launch_bounds__(kThreads)
-    sum_kernel(float* out, const __grid_constant__ Sources sources, const Cut cut, const float scale) {
+    sum_kernel(SumOf<T>* out, const __grid_constant__ Sources sources, const Cut cut, const SumOf<T> scale) {
   constexpr int kUnroll = kSources == 1 || kSources == 2 ? 4 : 2;
   const int64_t end = cut.head + cut.vectors * V;
   const int64_t first = cut.head + (static_cast<int64_t>(blockIdx.x) * kUnroll * kThreads + threadIdx.x) * V;
-  float before[kUnroll][V];
-  float sum[kUnroll][V];
+  SumOf<T> before[kUnroll][V];
+  SumOf<T> sum[kUnroll][V];
   if constexpr (kAdd) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -89,9 +107,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     const int64_t i = first + static_cast<int64_t>(u) * kThreads * V;
-    float result[V];
+    SumOf<T> result[V];
 #pragma unroll
-    for (int k = 0; k < V; ++k) result[k] = finish<kAdd>(sum[u][k], scale, kAdd ? before[u][k] : 0.0F);
+    for (int k = 0; k < V; ++k) result[k] = finish<kAdd>(sum[u][k], scale, kAdd ? before[u][k] : SumOf<T>{0});
     if (i < end) device::store<V>(out + i, result);
   }
   if (V > 1 && blockIdx.x == 0) {
@@ -104,7 +122,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T, int V, int kSources>
-void launch(Stream stream, float* out, const Sources& sources, const Cut& cut, float scale, bool add) {
+void launch(Stream stream, SumOf<T>* out, const Sources& sources, const Cut& cut, SumOf<T> scale, bool add) {
   constexpr int64_t kPerBlock = static_cast<int64_t>(kThreads) * (kSources == 1 || kSources == 2 ? 4 : 2);
   const auto blocks = static_cast<unsigned>(std::max<int64_t>(1, (cut.vectors + kPerBlock - 1) / kPerBlock));
   const auto kernel = add ? sum_kernel<T, V, kSources, true> : sum_kernel<T, V, kSources, false>;
@@ -113,9 +131,11 @@ void launch(Stream stream, float* out, const Sources& sources, const Cut& cut, f
 }
 
 template <class T>
-void sum(Stream stream, float* out, const Sources& sources, int64_t count, float scale, bool add) {
-  constexpr int V = 4;
-  const auto within = static_cast<int64_t>(reinterpret_cast<std::uintptr_t>(out) % 16 / sizeof(float));
+void sum(Stream stream, void* to, const Sources& sources, int64_t count, double scale_as_given, bool add) {
+  constexpr int V = 16 / sizeof(SumOf<T>);
+  auto* const out = static_cast<SumOf<T>*>(to);
+  const auto scale = static_cast<SumOf<T>>(scale_as_given);
+  const auto within = static_cast<int64_t>(reinterpret_cast<std::uintptr_t>(out) % 16 / sizeof(SumOf<T>));
   const int64_t head = std::min((V - within) % V, count);
   bool vectors = count - head >= V;
   for (int s = 0; s < sources.count; ++s)
@@ -138,26 +158,22 @@ void sum(Stream stream, float* out, const Sources& sources, int64_t count, float
 
 }  // namespace
 
-void cuda_sum_in_rank_order(Stream stream, float* out, std::span<const void* const> sources, Element wire,
-                            int64_t count, float scale, bool add_to_out) {
+void cuda_sum_in_rank_order(Stream stream, void* out, std::span<const void* const> sources, Element wire,
+                            int64_t count, double scale, bool add_to_out) {
   require(sources.size() <= kMaxSumSources, "cuda_sum_in_rank_order: ", sources.size(),
           " sources; expected at most ", kMaxSumSources);
   require(count >= 0, "cuda_sum_in_rank_order: count = ", count, "; expected 0 or more");
-  require(wire != Element::fp16, "cuda_sum_in_rank_order: the wire is fp16; expected fp32 or bf16");
   if (count == 0) return;
   if (sources.empty()) {
-    if (!add_to_out)
-      FSDPP_CUDA(cudaMemsetAsync(out, 0, static_cast<std::size_t>(count) * sizeof(float), stream));
+    const std::size_t bytes = static_cast<std::size_t>(count) * element_size(sum_element(wire));
+    if (!add_to_out) FSDPP_CUDA(cudaMemsetAsync(out, 0, bytes, stream));
     return;
   }
   Sources table{};
   table.count = static_cast<int>(sources.size());
   std::copy(sources.begin(), sources.end(), table.pointers);
-  if (wire == Element::fp32) {
-    sum<float>(stream, out, table, count, scale, add_to_out);
-  } else {
-    sum<__nv_bfloat16>(stream, out, table, count, scale, add_to_out);
-  }
+  if (wire == Element::fp64) return sum<double>(stream, out, table, count, scale, add_to_out);
+  with_element(wire, [&]<class T>(T*) { sum<T>(stream, out, table, count, scale, add_to_out); });
 }
 
 }  // namespace fsdpp::device

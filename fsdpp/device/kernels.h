@@ -16,11 +16,11 @@ class Kernels {
  public:
   virtual ~Kernels() = default;
 
-  /// out[i] = (add_to_out ? out[i] : 0) + scale * (((s0[i] + s1[i]) + s2[i]) + ...), fp32, rounded after each
-  /// operation: the same bits on every device. Sources are stored as `wire`, fp32 or bf16; `out` may be one
-  /// of those in fp32 when not adding.
-  virtual void sum_in_rank_order(float* out, std::span<const void* const> sources, Element wire,
-                                 int64_t count, float scale, bool add_to_out) const = 0;
+  /// out[i] = (add_to_out ? out[i] : 0) + scale * (((s0[i] + s1[i]) + s2[i]) + ...), rounded after each
+  /// operation: the same bits on every device. Sources are stored as `wire`; `out`, scale and arithmetic are
+  /// sum_element(wire). `out` may be one of the sources that are stored like it, when not adding.
+  virtual void sum_in_rank_order(void* out, std::span<const void* const> sources, Element wire, int64_t count,
+                                 double scale, bool add_to_out) const = 0;
   /// Rows of a table that is cut over ranks, and sums of looked-up rows' gradients: see rows.h.
   virtual void gather_rows(void* out, const int64_t* ids, int64_t count, const RowTable& table) const = 0;
   virtual void add_rows(const RowSums& out, const SortedIds& ids, const RowGradients& gradients, float scale,

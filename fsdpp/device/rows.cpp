@@ -2,30 +2,20 @@
 #include "fsdpp/device/rows.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstring>
 #include <vector>
 
 #include "fsdpp/base/error.h"
+#include "fsdpp/device/widen.h"
 
 namespace fsdpp::device {
 namespace {
 
-float from_fp16(uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000U) << 16;
-  const uint32_t rest = bits & 0x7fffU;
-  if (rest >= 0x7c00U)
-    return std::bit_cast<float>(sign | 0x7f800000U | (rest & 0x3ffU) << 13);  // infinity, NaN
-  if (rest >= 0x400U) return std::bit_cast<float>(sign | ((rest << 13) + (112U << 23)));
-  const float small = static_cast<float>(rest) * 0x1p-24F;  // subnormal or zero: exact
-  return sign != 0 ? -small : small;
-}
-
 float element_at(const void* from, int64_t i, Element element) {
   if (element == Element::fp32) return static_cast<const float*>(from)[i];
   const uint16_t bits = static_cast<const uint16_t*>(from)[i];
-  return element == Element::fp16 ? from_fp16(bits) : std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+  return element == Element::fp16 ? from_fp16(bits) : from_bf16(bits);
 }
 
 // Where the row at a position among all ranks' ids lies.
