@@ -11,10 +11,10 @@ namespace {
 using layout::Placement;
 using layout::Transition;
 
-constexpr auto kSumBytes = static_cast<int64_t>(sizeof(float));
+int64_t bytes_of(device::Element element) { return static_cast<int64_t>(device::element_size(element)); }
 
-device::Element element_of(const ShardedBuffer& source) {
-  return source.element_bytes() == 2 ? device::Element::bf16 : device::Element::fp32;
+std::byte* ahead(void* place, int64_t elements, device::Element sums) {
+  return static_cast<std::byte*>(place) + elements * bytes_of(sums);
 }
 
 // Where this rank's shard begins in `rank`'s part, `shard_offset` elements on.
@@ -23,16 +23,14 @@ const std::byte* elements_of(const ShardedBuffer& source, int rank, int64_t shar
          (source.rank() * source.layout().shard_numel() + shard_offset) * source.element_bytes();
 }
 
-ByteRange range_of(const float* begin, int64_t count) { return bytes_at(begin, count * kSumBytes); }
-
 // One operation: the sum of `sources`, stored as `wire`, on the route's lane.
-void sum(const Route& route, const std::string& name, float* out, std::vector<const void*> sources,
-         device::Element wire, int64_t count, float scale, bool add) {
+void sum(const Route& route, const std::string& name, void* out, std::vector<const void*> sources,
+         device::Element wire, int64_t count, double scale, bool add) {
   device::Access access;
-  const auto bytes = count * static_cast<int64_t>(element_size(wire));
-  for (const void* source : sources) access.reads.push_back(bytes_at(source, bytes));
-  if (add) access.reads.push_back(range_of(out, count));
-  access.writes.push_back(range_of(out, count));
+  for (const void* source : sources) access.reads.push_back(bytes_at(source, count * bytes_of(wire)));
+  const ByteRange sums = bytes_at(out, count * bytes_of(sum_element(wire)));
+  if (add) access.reads.push_back(sums);
+  access.writes.push_back(sums);
   route.device.run(route.lane, name, std::move(access),
                    [=, kernels = &route.device.kernels(), sources = std::move(sources)] {
                      kernels->sum_in_rank_order(out, sources, wire, count, scale, add);
@@ -43,7 +41,7 @@ void sum(const Route& route, const std::string& name, float* out, std::vector<co
 struct Run {
   int64_t shard_offset;
   int64_t count;
-  float* out;
+  void* out;
   bool add;
   bool peers_only;
 };
@@ -55,11 +53,12 @@ std::vector<int> sources_of(std::span<const int> contributors, int rank, bool pe
 }
 
 template <class Target>
-float scale_of(const Target& target, float scale) {
-  return target.peers_only && !target.add ? 1.0F : scale;
+double scale_of(const Target& target, double scale) {
+  return target.peers_only && !target.add ? 1.0 : scale;
 }
 
-std::vector<Run> runs_of(std::span<const ReduceTarget> targets) {
+std::vector<Run> runs_of(std::span<const ReduceTarget> targets, const ShardedBuffer& source) {
+  const device::Element sums = sum_element(source.element());
   std::vector<Run> runs;
   for (const ReduceTarget& target : targets) {
     const layout::Segment& segment = target.segment;
@@ -67,7 +66,7 @@ std::vector<Run> runs_of(std::span<const ReduceTarget> targets) {
       Run& last = runs.back();
       const int64_t distance = segment.shard_offset - last.shard_offset;
       if (target.add == last.add && target.peers_only == last.peers_only &&
-          target.out == last.out + distance) {
+          target.out == ahead(last.out, distance, sums)) {
         last.count = distance + segment.count;
         continue;
       }
@@ -80,20 +79,20 @@ std::vector<Run> runs_of(std::span<const ReduceTarget> targets) {
 // Peers' slices are pulled by the copy engine, beside the kernels of other lanes, and summed from near. What
 // has one peer's slice only, and no own part in it, is there with the pull.
 void pull_and_sum(const Route& route, const ShardedBuffer& source, const Run& run,
-                  std::span<const int> all_contributors, float all_scale) {
+                  std::span<const int> all_contributors, double all_scale) {
   const std::string name = "reduce " + source.name();
   const std::string pull = "pull " + source.name();
-  const float scale = scale_of(run, all_scale);
+  const double scale = scale_of(run, all_scale);
   const std::vector<int> contributors = sources_of(all_contributors, source.rank(), run.peers_only);
   const bool own_too =
       std::find(contributors.begin(), contributors.end(), source.rank()) != contributors.end();
   const std::byte* own = elements_of(source, source.rank(), run.shard_offset);
   const int64_t element = source.element_bytes();
-  // fp32 slices may be pulled to where their sum goes.
-  const bool fits = element == kSumBytes && !run.add;
+  const device::Element sums = sum_element(source.element());
+  // Slices that are stored as their sum is may be pulled to where it goes.
+  const bool fits = source.element() == sums && !run.add;
   const bool pull_is_all = fits && run.peers_only && contributors.size() == 1;
-  const bool straight = pull_is_all || (fits && own_too && contributors.size() == 2 &&
-                                        reinterpret_cast<const std::byte*>(run.out) != own);
+  const bool straight = pull_is_all || (fits && own_too && contributors.size() == 2 && run.out != own);
   const auto peers = static_cast<int64_t>(source.ranks() - 1);
   const int64_t room =
       static_cast<int64_t>(route.staging.size()) / element / std::max<int64_t>(peers, 1) / 64 * 64;
@@ -101,6 +100,7 @@ void pull_and_sum(const Route& route, const ShardedBuffer& source, const Run& ru
   FSDPP_INVARIANT(most > 0, "no staging for the reduce of ", source.name());
   for (int64_t done = 0; done < run.count; done += most) {
     const int64_t count = std::min(most, run.count - done);
+    std::byte* out = ahead(run.out, done, sums);
     std::byte* stage = route.staging.data();
     std::vector<const void*> sources;
     for (const int rank : contributors) {
@@ -109,55 +109,61 @@ void pull_and_sum(const Route& route, const ShardedBuffer& source, const Run& ru
         sources.push_back(theirs);
         continue;
       }
-      std::byte* near =
-          straight ? reinterpret_cast<std::byte*>(run.out) : std::exchange(stage, stage + room * element);
+      std::byte* near = straight ? out : std::exchange(stage, stage + room * element);
       route.device.copy(route.lane, pull, near, theirs, static_cast<std::size_t>(count * element));
       sources.push_back(near);
     }
     if (pull_is_all) continue;
-    sum(route, name, run.out + done, std::move(sources), element_of(source), count, scale, run.add);
+    sum(route, name, out, std::move(sources), source.element(), count, scale, run.add);
   }
 }
 
 void reduce_by_collectives(const Route& route, const ShardedBuffer& source, const std::vector<Run>& runs,
-                           float scale) {
+                           double scale) {
+  constexpr auto kFp32 = device::Element::fp32;
   const int64_t shard = source.layout().shard_numel();
   const bool straight = runs.size() == 1 && !runs[0].add;
-  float* sums =
-      straight ? runs[0].out - runs[0].shard_offset : reinterpret_cast<float*>(route.staging.data());
-  FSDPP_INVARIANT(straight || static_cast<int64_t>(route.staging.size()) >= shard * kSumBytes,
+  auto* sums = reinterpret_cast<float*>(straight ? ahead(runs[0].out, -runs[0].shard_offset, kFp32)
+                                                 : route.staging.data());
+  FSDPP_INVARIANT(straight || static_cast<int64_t>(route.staging.size()) >= shard * bytes_of(kFp32),
                   "no staging for the reduce of ", source.name());
   const auto* full = reinterpret_cast<const float*>(source.local());
   route.device.run(route.lane, "reduce " + source.name(),
-                   {{range_of(full, source.layout().full_numel())}, {range_of(sums, shard)}},
+                   {{bytes_at(full, source.full_bytes())}, {bytes_at(sums, source.shard_bytes())}},
                    [=, all = route.collectives] { all->reduce_scatter(sums, full, shard); });
   for (const Run& run : runs) {
-    if (straight && scale == 1.0F) continue;
-    sum(route, "scale " + source.name(), run.out, {sums + run.shard_offset}, device::Element::fp32, run.count,
-        scale, run.add);
+    if (straight && scale == 1.0) continue;
+    sum(route, "scale " + source.name(), run.out, {sums + run.shard_offset}, kFp32, run.count, scale,
+        run.add);
   }
 }
 
 }  // namespace
 
+std::vector<ReduceTarget> whole_shard(const layout::ShardLayout& layout, int rank, void* shard,
+                                      device::Element sums) {
+  std::vector<ReduceTarget> result;
+  for (const layout::Segment& segment : layout.segments(rank))
+    result.push_back({segment, ahead(shard, segment.shard_offset, sums), false});
+  return result;
+}
+
 void reduce(const Route& route, const ShardedBuffer& source, std::span<const ReduceTarget> targets,
-            std::span<const int> contributors, float scale) {
+            std::span<const int> contributors, double scale) {
   require_transition(source, Placement::shard, Transition::reduce);
-  require(
-      source.element_bytes() == kSumBytes || (source.element_bytes() == 2 && route.collectives == nullptr),
-      "buffer ", source.name(),
-      ": sums are fp32, of fp32 or (where ranks read each other's memory) bf16; elements of ",
-      source.element_bytes(), " bytes cannot be reduced");
+  require(route.collectives == nullptr || source.element() == device::Element::fp32, "buffer ", source.name(),
+          " is ", to_string(source.element()),
+          ": collectives sum fp32 alone; other elements where ranks read each other's memory");
   if (route.collectives != nullptr) {
-    reduce_by_collectives(route, source, runs_of(targets), scale);
+    reduce_by_collectives(route, source, runs_of(targets, source), scale);
   } else if (route.device.gpu() >= 0) {
-    for (const Run& run : runs_of(targets)) pull_and_sum(route, source, run, contributors, scale);
+    for (const Run& run : runs_of(targets, source)) pull_and_sum(route, source, run, contributors, scale);
   } else {
     for (const ReduceTarget& target : targets) {
       std::vector<const void*> sources;
       for (const int rank : sources_of(contributors, source.rank(), target.peers_only))
         sources.push_back(elements_of(source, rank, target.segment.shard_offset));
-      sum(route, "reduce " + source.name(), target.out, std::move(sources), element_of(source),
+      sum(route, "reduce " + source.name(), target.out, std::move(sources), source.element(),
           target.segment.count, scale_of(target, scale), target.add);
     }
   }

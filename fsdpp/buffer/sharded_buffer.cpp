@@ -17,25 +17,18 @@ void require_transition(const ShardedBuffer& buffer, Placement to, Transition ex
 }
 
 ShardedBuffer::ShardedBuffer(std::string name, std::shared_ptr<const layout::ShardLayout> layout,
-                             Placement placement, int rank, int64_t element_bytes,
+                             Placement placement, int rank, device::Element element,
                              std::vector<std::byte*> parts)
     : name_(std::move(name)),
       layout_(std::move(layout)),
       placement_(placement),
       rank_(rank),
-      element_bytes_(element_bytes),
+      element_(element),
       parts_(std::move(parts)) {
   require(static_cast<int>(parts_.size()) == layout_->ranks(), "buffer ", name_, ": ", parts_.size(),
           " parts given for a layout of ", layout_->ranks(), " ranks; give one part per rank");
   require(rank_ >= 0 && rank_ < layout_->ranks(), "buffer ", name_, ": rank ", rank_, " is not among ",
           layout_->ranks(), " ranks");
-}
-
-std::vector<ReduceTarget> whole_shard(const layout::ShardLayout& layout, int rank, float* shard) {
-  std::vector<ReduceTarget> result;
-  for (const layout::Segment& segment : layout.segments(rank))
-    result.push_back({segment, shard + segment.shard_offset, false});
-  return result;
 }
 
 void gather(const Route& route, const ShardedBuffer& source, std::byte* full) {

@@ -60,7 +60,7 @@ void LateRows::cut(const buffer::ReduceTarget& target, const Parameter& paramete
     if (from == to) return;
     const layout::Segment part{whole.parameter, whole.parameter_offset + from, whole.shard_offset + from,
                                to - from};
-    targets.push_back({part, target.out + from, target.add, peers_only});
+    targets.push_back({part, static_cast<float*>(target.out) + from, target.add, peers_only});
   };
   piece(0, first, false);
   piece(first, last, true);

@@ -60,7 +60,7 @@ void Publisher::place(ParameterGroup& group, int64_t offset, bool stays) {
   for (int rank = 0; rank < peers_.ranks(); ++rank) shards.push_back(shard_at(memory_->peer(rank), rank));
   std::byte* own = shards[static_cast<std::size_t>(peers_.rank())];
   group.published.emplace(group.name, group.layout, layout::Placement::shard, peers_.rank(),
-                          group.element_bytes(), std::move(shards));
+                          element_of(group.dtype), std::move(shards));
   if (stays) group.own_place = memory_->peer(peers_.rank()) + offset;
   if (replicas_ == nullptr) return;
   const auto cut = std::make_shared<const layout::ShardLayout>(layout::ShardLayout::flat(
@@ -73,7 +73,7 @@ void Publisher::place(ParameterGroup& group, int64_t offset, bool stays) {
     parts.push_back(shard == nullptr ? nullptr : shard + before);
   }
   parts_.emplace_back(group.name + " of replicas", cut, layout::Placement::shard, replicas_->rank(),
-                      group.element_bytes(), std::move(parts));
+                      element_of(group.dtype), std::move(parts));
 }
 
 Publisher::~Publisher() {

@@ -52,13 +52,10 @@ buffer::ShardedBuffer ReplicaGradients::buffer(const ParameterGroup& group,
   const State& made = states_.at(&group);
   std::vector<std::byte*> parts;
   for (int rank = 0; rank < replicas_.ranks(); ++rank) {
-    std::byte* part = made.memory->peer(rank);
-    if (placement == layout::Placement::shard && part != nullptr)
-      part += rank * made.layout->shard_numel() * kFp32Bytes;
-    parts.push_back(part);
+    parts.push_back(made.memory->peer(rank));
   }
-  return {
-      group.name + " of replicas", made.layout, placement, replicas_.rank(), kFp32Bytes, std::move(parts)};
+  return {group.name + " of replicas", made.layout,     placement, replicas_.rank(),
+          device::Element::fp32,       std::move(parts)};
 }
 
 void ReplicaGradients::await_pulls(LaneKind lane, const ParameterGroup& group) {
@@ -95,22 +92,23 @@ std::vector<buffer::ReduceTarget> ReplicaGradients::overwritten(ParameterGroup& 
 void ReplicaGradients::reduce(ParameterGroup& group) {
   State& current = state(group);
   const uint32_t sequence = ++current.sequence;
-  float* own = shard(group) + replicas_.rank() * current.layout->shard_numel();
-  const std::vector<buffer::ReduceTarget> target =
-      buffer::whole_shard(*current.layout, replicas_.rank(), own);
   std::vector<int> all(static_cast<std::size_t>(replicas_.ranks()));
   for (int rank = 0; rank < replicas_.ranks(); ++rank) all[static_cast<std::size_t>(rank)] = rank;
   const std::string of = " replicas' " + group.name;
   replicas_.device().wait(LaneKind::reduce, replicas_.device().record(LaneKind::compute));
   replicas_.signal(LaneKind::reduce, "ready" + of, Channel::ready(group.id), sequence);
   replicas_.wait_all(LaneKind::reduce, "ready" + of, Channel::ready(group.id), sequence);
-  buffer::reduce(replicas_.route(LaneKind::reduce), buffer(group, layout::Placement::partial), target, all,
-                 /*scale=*/1);
-  if (!scatter_) {
-    replicas_.signal(LaneKind::reduce, "reduced" + of, Channel::reduced(group.id), sequence);
-    replicas_.wait_all(LaneKind::reduce, "reduced" + of, Channel::reduced(group.id), sequence);
-    buffer::gather(replicas_.route(LaneKind::reduce), buffer(group, layout::Placement::shard),
-                   reinterpret_cast<std::byte*>(shard(group)));
+  const buffer::Route route = replicas_.route(LaneKind::reduce);
+  const buffer::ShardedBuffer partial = buffer(group, layout::Placement::partial);
+  if (scatter_) {
+    float* own = shard(group) + replicas_.rank() * current.layout->shard_numel();
+    buffer::reduce(route, partial, buffer::whole_shard(*current.layout, replicas_.rank(), own), all,
+                   /*scale=*/1);
+  } else {
+    buffer::all_reduce(route, partial, buffer(group, layout::Placement::replicate), all, /*scale=*/1, [&] {
+      replicas_.signal(LaneKind::reduce, "reduced" + of, Channel::reduced(group.id), sequence);
+      replicas_.wait_all(LaneKind::reduce, "reduced" + of, Channel::reduced(group.id), sequence);
+    });
   }
   replicas_.signal(LaneKind::reduce, "pulled" + of, Channel::pulled(group.id), sequence);
   current.pulls_awaited = false;

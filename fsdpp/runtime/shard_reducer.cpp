@@ -270,7 +270,7 @@ void ShardReducer::reduce(ParameterGroup& group) {
   if (group.rows != nullptr) {
     const bool empty = outputs.empty();  // no element of it lies on this rank
     const bool add = group.is_gathered() || (!empty && outputs.front().add);
-    group.rows->reduce(empty ? nullptr : outputs.front().out, scale_, add);
+    group.rows->reduce(empty ? nullptr : static_cast<float*>(outputs.front().out), scale_, add);
   }
   for (const auto& parameter : group.parameters) parameter->contributed = false;
   late_.due(group, outputs, peers_.device().record(LaneKind::reduce));

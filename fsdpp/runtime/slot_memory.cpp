@@ -90,12 +90,10 @@ buffer::ShardedBuffer SlotMemory::buffer(int slot, layout::Placement placement) 
   const ParameterGroup& owner = group(slot);
   std::vector<std::byte*> parts;
   for (int rank = 0; rank < peers_.ranks(); ++rank) {
-    std::byte* part = data(slot, rank);
-    if (placement == layout::Placement::shard) part += rank * (owner.slot_bytes() / peers_.ranks());
-    parts.push_back(part);
+    const bool addressable = memory_->peer(rank) != nullptr;
+    parts.push_back(addressable ? data(slot, rank) : nullptr);
   }
-  const auto element = static_cast<int64_t>(c10::elementSize(owner.wire));
-  return {owner.name, owner.layout, placement, peers_.rank(), element, std::move(parts)};
+  return {owner.name, owner.layout, placement, peers_.rank(), element_of(owner.wire), std::move(parts)};
 }
 
 at::Tensor SlotMemory::gradient(int slot, const Parameter& parameter) const {

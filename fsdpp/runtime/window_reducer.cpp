@@ -58,6 +58,7 @@ class WindowReducer final : public Reducer {
   [[nodiscard]] at::Tensor shown(int slot, const Parameter& parameter) const;
   [[nodiscard]] float* own_region(int slot) const;
   std::vector<buffer::ReduceTarget> targets(int slot);
+  void sum(int slot, const std::vector<int>& contributors);
   void sum_replicas(int slot);
   void gather_regions();
 
@@ -129,6 +130,20 @@ std::vector<buffer::ReduceTarget> WindowReducer::targets(int slot) {
   return buffer::whole_shard(*slots_.group(slot).layout, peers_.rank(), own_region(slot));
 }
 
+// Over those that shard, then over the replicas. Of an all-reduce the first half: gather_regions() has the
+// other one, when all groups have come so far.
+void WindowReducer::sum(int slot, const std::vector<int>& contributors) {
+  const buffer::Route route = peers_.route(LaneKind::reduce);
+  const buffer::ShardedBuffer partial = slots_.buffer(slot, layout::Placement::partial);
+  if (whole_ && replicas_ == nullptr) {
+    buffer::sum_region(route, partial, slots_.buffer(slot, layout::Placement::replicate), contributors,
+                       scale_);
+  } else {
+    buffer::reduce(route, partial, targets(slot), contributors, scale_);
+    if (replicas_ != nullptr) sum_replicas(slot);
+  }
+}
+
 void WindowReducer::reduce(ParameterGroup& group) {
   const at::NoGradGuard no_grad;
   const int slot = slots_.slot_of(group);
@@ -149,9 +164,7 @@ void WindowReducer::reduce(ParameterGroup& group) {
   peers_.device().wait(LaneKind::reduce, peers_.device().record(LaneKind::compute));
   peers_.signal(LaneKind::reduce, "ready " + group.name, Channel::ready(group.id), sequence);
   peers_.wait_all(LaneKind::reduce, "ready " + group.name, Channel::ready(group.id), sequence);
-  buffer::reduce(peers_.route(LaneKind::reduce), slots_.buffer(slot, layout::Placement::partial),
-                 targets(slot), peers_.contributors(group.id, sequence), scale_);
-  if (replicas_ != nullptr) sum_replicas(slot);
+  sum(slot, peers_.contributors(group.id, sequence));
   const bool over = !whole_;
   peers_.signal(LaneKind::reduce, (over ? "pulled " : "reduced ") + group.name,
                 over ? Channel::pulled(group.id) : Channel::reduced(group.id), sequence);
@@ -176,8 +189,8 @@ void WindowReducer::gather_regions() {
     const ParameterGroup& group = slots_.group(use.slot);
     const uint32_t sequence = state(use.slot).sequence;
     peers_.wait_all(LaneKind::reduce, "reduced " + group.name, Channel::reduced(group.id), sequence);
-    buffer::gather(peers_.route(LaneKind::reduce), slots_.buffer(use.slot, layout::Placement::shard),
-                   slots_.data(use.slot));
+    buffer::collect_regions(peers_.route(LaneKind::reduce),
+                            slots_.buffer(use.slot, layout::Placement::replicate));
     peers_.signal(LaneKind::reduce, "pulled " + group.name, Channel::pulled(group.id), sequence);
   }
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "fsdpp/base/error.h"
@@ -30,7 +31,7 @@ struct Parts {
   [[nodiscard]] ShardedBuffer seen_by(int rank, Placement placement) {
     std::vector<std::byte*> parts;
     for (auto& part : memory) parts.push_back(reinterpret_cast<std::byte*>(part.data()));
-    return {"test", layout, placement, rank, 4, parts};
+    return {"test", layout, placement, rank, device::Element::fp32, parts};
   }
 
   std::shared_ptr<const layout::ShardLayout> layout;
@@ -134,23 +135,107 @@ TEST(ShardedBuffer, ReduceMayWriteOverItsOwnPart) {
   }
 }
 
-TEST(ShardedBuffer, IllegalTransitionsNameBothSides) {
+constexpr Placement kPlacements[] = {Placement::replicate, Placement::partial, Placement::shard};
+
+// What `act` is refused with; empty: it was not.
+template <class Act>
+std::string refusal(const Act& act) {
+  try {
+    act();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+void expect_names(const std::string& message, Placement from, Placement to) {
+  for (const Placement side : {from, to})
+    EXPECT_NE(message.find(layout::to_string(side)), std::string::npos)
+        << "no " << layout::to_string(side) << " in: " << message;
+}
+
+TEST(ShardedBuffer, EveryOrderedPairOfPlacementsHasOneTransitionOrNoneAndSaysWhich) {
+  using layout::Transition;
+  Parts parts(odd_layout(), Placement::partial);
+  int refused = 0;
+  for (const Placement from : kPlacements) {
+    for (const Placement to : kPlacements) {
+      SCOPED_TRACE(layout::to_string(from) + " to " + layout::to_string(to));
+      int accepted = 0;
+      for (const Transition asked : {Transition::none, Transition::gather, Transition::reduce,
+                                     Transition::all_reduce, Transition::slice}) {
+        const std::string message = refusal([&] { require_transition(parts.seen_by(0, from), to, asked); });
+        if (message.empty()) {
+          ++accepted;
+          EXPECT_EQ(asked, layout::transition(from, to));
+        } else {
+          expect_names(message, from, to);
+        }
+      }
+      const bool illegal = to == Placement::partial && from != to;
+      EXPECT_EQ(accepted, illegal ? 0 : 1);
+      refused += accepted == 0 ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(refused, 2);
+}
+
+TEST(ShardedBuffer, ATransitionOfAnotherPlacementIsRefusedByName) {
+  const auto layout = odd_layout();
+  device::HostDevice device;
+  const Route route{device, LaneKind::reduce};
+  for (const Placement from : kPlacements) {
+    Parts parts(layout, Placement::replicate);
+    Parts others(layout, Placement::replicate);
+    const ShardedBuffer source = parts.seen_by(1, from);
+    const ShardedBuffer whole = others.seen_by(1, Placement::replicate);
+    std::byte* out = whole.local();
+    const auto expect = [&](Placement legal, Placement to, const std::string& message) {
+      if (from == legal) {
+        EXPECT_EQ(message, "");
+      } else {
+        EXPECT_NE(message.find("buffer test"), std::string::npos) << message;
+        expect_names(message, from, to);
+      }
+    };
+    expect(Placement::shard, Placement::replicate, refusal([&] { gather(route, source, out); }));
+    expect(Placement::partial, Placement::shard, refusal([&] { reduce(route, source, {}, {}, 1); }));
+    expect(Placement::partial, Placement::replicate,
+           refusal([&] { all_reduce(route, source, whole, {}, 1, [] {}); }));
+    expect(Placement::replicate, Placement::shard, refusal([&] { slice(route, source, out); }));
+    // Its halves: into what is to be whole, out of what will be.
+    expect(Placement::replicate, Placement::replicate, refusal([&] { collect_regions(route, source); }));
+  }
+}
+
+TEST(ShardedBuffer, WhatCannotBeSummedThereIsRefusedByName) {
+  struct NeverCalled final : comm::Collectives {
+    void all_gather(void*, const void*, std::size_t) override { ADD_FAILURE(); }
+    void reduce_scatter(float*, const float*, int64_t) override { ADD_FAILURE(); }
+  } collectives;
   const auto layout = odd_layout();
   device::HostDevice device;
   Parts parts(layout, Placement::partial);
-  std::vector<float> full(static_cast<std::size_t>(layout->full_numel()));
-  auto* bytes = reinterpret_cast<std::byte*>(full.data());
-  try {
-    gather({device, LaneKind::gather}, parts.seen_by(0, Placement::partial), bytes);
-    FAIL() << "gathered a partial buffer";
-  } catch (const UsageError& error) {
-    const std::string message = error.what();
-    EXPECT_NE(message.find("partial"), std::string::npos) << message;
-    EXPECT_NE(message.find("replicate"), std::string::npos) << message;
+  std::vector<std::byte*> places(kRanks, reinterpret_cast<std::byte*>(parts.memory[0].data()));
+  const auto seen = [&](Placement placement, device::Element element) {
+    return ShardedBuffer("narrow", layout, placement, 0, element, places);
+  };
+  for (const device::Element element :
+       {device::Element::bf16, device::Element::fp16, device::Element::fp64}) {
+    const std::string by_collectives = refusal([&] {
+      reduce({device, LaneKind::reduce, &collectives}, seen(Placement::partial, element), {}, {}, 1);
+    });
+    const std::string not_its_sum = refusal([&] {
+      all_reduce(
+          {device, LaneKind::reduce}, seen(Placement::partial, element),
+          seen(Placement::replicate, element == device::Element::fp64 ? device::Element::fp32 : element), {},
+          1, [] {});
+    });
+    for (const std::string& message : {by_collectives, not_its_sum}) {
+      EXPECT_NE(message.find("buffer narrow"), std::string::npos) << message;
+      EXPECT_NE(message.find(to_string(element)), std::string::npos) << message;
+    }
   }
-  EXPECT_THROW(slice({device, LaneKind::gather}, parts.seen_by(0, Placement::shard), bytes), UsageError);
-  EXPECT_THROW(reduce({device, LaneKind::reduce}, parts.seen_by(0, Placement::replicate), {}, {}, 1),
-               UsageError);
 }
 
 TEST(ShardedBuffer, ItsOperationsNameWhatTheyTouch) {
