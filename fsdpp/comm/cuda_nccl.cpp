@@ -1,5 +1,4 @@
 #define USE_C10D_NCCL 1
-#include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <cuda_runtime_api.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -8,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdpp/comm/c10d_collectives.h"
 #include "fsdpp/comm/cuda_group.h"
 #include "fsdpp/comm/cuda_lanes.h"
 #include "fsdpp/device/cuda_check.h"
@@ -26,18 +26,12 @@ class OwnMemory final : public PeerMemory {
   std::byte* own_;
 };
 
-/// Collectives are their own order between ranks.
-class NoSignals final : public LaneSignals {
- public:
-  void signal(int, uint32_t) override {}
-  void wait(int, int, uint32_t) override {}
-};
-
-class NcclLanes final : public LaneTransport, private Collectives {
+class NcclLanes final : public LaneTransport {
  public:
   NcclLanes(PeerGroup& group, int gpu) : group_(group), gpu_(gpu), c10d_(open_cuda_group(group)) {
     gathers_ = communicator("gather");
     reduces_ = communicator("reduce");
+    collectives_ = make_c10d_collectives(group_, gpu_, gathers_, reduces_);
   }
   ~NcclLanes() override {
     gathers_->shutdown();
@@ -58,7 +52,7 @@ class NcclLanes final : public LaneTransport, private Collectives {
     return std::make_unique<NoSignals>();
   }
   std::unique_ptr<LaneTransport> for_part(PeerGroup& part) override { return make_nccl_lanes(part, gpu_); }
-  Collectives* collectives() noexcept override { return this; }
+  Collectives* collectives() noexcept override { return collectives_.get(); }
   [[nodiscard]] std::string describe() const override {
     return "NCCL collectives (GPUs that cannot address each other, or as asked for)";
   }
@@ -72,29 +66,13 @@ class NcclLanes final : public LaneTransport, private Collectives {
     return c10::make_intrusive<c10d::ProcessGroupNCCL>(
         c10::make_intrusive<c10d::PrefixStore>(purpose, c10d_.store), group_.rank(), group_.ranks(), options);
   }
-  [[nodiscard]] at::Tensor over(const void* data, int64_t count, at::ScalarType dtype) const {
-    return at::from_blob(
-        const_cast<void*>(data), {count},
-        at::TensorOptions(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu_))).dtype(dtype));
-  }
-
-  void all_gather(void* full, const void* shard, std::size_t bytes) override {
-    const auto count = static_cast<int64_t>(bytes);
-    at::Tensor out = over(full, count * group_.ranks(), at::kByte);
-    at::Tensor in = over(shard, count, at::kByte);
-    gathers_->_allgather_base(out, in)->wait();  // the lane waits, not the host
-  }
-  void reduce_scatter(float* shard, const float* full, int64_t count) override {
-    at::Tensor out = over(shard, count, at::kFloat);
-    at::Tensor in = over(full, count * group_.ranks(), at::kFloat);
-    reduces_->_reduce_scatter_base(out, in)->wait();
-  }
 
   PeerGroup& group_;
   int gpu_;
   CudaGroup c10d_;
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> gathers_;
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> reduces_;
+  std::unique_ptr<Collectives> collectives_;  // through both
 };
 
 }  // namespace

@@ -30,6 +30,13 @@ class LaneSignals {
   virtual void wait(int rank, int channel, uint32_t sequence) = 0;
 };
 
+/// Of a group whose bytes go through collectives: these are their own order between ranks.
+class NoSignals final : public LaneSignals {
+ public:
+  void signal(int, uint32_t) override {}
+  void wait(int, int, uint32_t) override {}
+};
+
 /// Collective operations of a library, for groups whose ranks cannot address each other's memory. Called
 /// inside a lane's operation by every rank in the same order.
 class Collectives {

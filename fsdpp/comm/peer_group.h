@@ -54,6 +54,8 @@ class PeerGroup {
   [[nodiscard]] LaneTransport& lanes() noexcept { return *lanes_; }
   /// Before the first model: lanes of another kind (a GPU's). Every rank sets the same kind.
   void set_lanes(std::unique_ptr<LaneTransport> lanes) { lanes_ = std::move(lanes); }
+  /// For others that go on with them: set_lanes() follows at once.
+  [[nodiscard]] std::unique_ptr<LaneTransport> take_lanes() { return std::move(lanes_); }
 
   /// Collective: returns when every rank has called it. Throws PeerError naming a missing rank.
   void barrier();
