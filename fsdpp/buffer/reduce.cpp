@@ -118,6 +118,17 @@ void pull_and_sum(const Route& route, const ShardedBuffer& source, const Run& ru
   }
 }
 
+// What counts of this rank's whole: padding is sent along, whatever it holds, and lands in padding.
+std::vector<ByteRange> parameters_of(const ShardedBuffer& source) {
+  std::vector<ByteRange> ranges;
+  const layout::ShardLayout& layout = source.layout();
+  for (int i = 0; i < static_cast<int>(layout.parameters().size()); ++i) {
+    ranges.push_back(bytes_at(source.local() + layout.parameter_offset(i) * source.element_bytes(),
+                              layout.parameter_numel(i) * source.element_bytes()));
+  }
+  return ranges;
+}
+
 void reduce_by_collectives(const Route& route, const ShardedBuffer& source, const std::vector<Run>& runs,
                            double scale) {
   constexpr auto kFp32 = device::Element::fp32;
@@ -128,8 +139,8 @@ void reduce_by_collectives(const Route& route, const ShardedBuffer& source, cons
   FSDPP_INVARIANT(straight || static_cast<int64_t>(route.staging.size()) >= shard * bytes_of(kFp32),
                   "no staging for the reduce of ", source.name());
   const auto* full = reinterpret_cast<const float*>(source.local());
-  route.device.run(route.lane, "reduce " + source.name(),
-                   {{bytes_at(full, source.full_bytes())}, {bytes_at(sums, source.shard_bytes())}},
+  device::Access access{parameters_of(source), {bytes_at(sums, source.shard_bytes())}};
+  route.device.run(route.lane, "reduce " + source.name(), std::move(access),
                    [=, all = route.collectives] { all->reduce_scatter(sums, full, shard); });
   for (const Run& run : runs) {
     if (straight && scale == 1.0) continue;

@@ -34,7 +34,7 @@ Peers::Peers(comm::PeerGroup& group, device::Device& device, const std::vector<s
     : group_(group),
       device_(device),
       first_channel_(first_channel),
-      tells_(device.runs_inline()),
+      tells_(device.runs_inline() && addressable()),
       groups_(groups) {
   require(device.gpu() == group.lanes().gpu(), "the model's lanes run on ", place(device.gpu()),
           ", but the group's lanes reach ", place(group.lanes().gpu()),

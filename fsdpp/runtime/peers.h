@@ -72,7 +72,8 @@ class Peers {
 
   /// The ranks read each other's memory: reduces are copies and sums of ours, not collectives.
   [[nodiscard]] bool addressable() const { return group_.lanes().collectives() == nullptr; }
-  /// True when the host can read, after a wait, what a peer said before its signal: lanes run inline.
+  /// True when the host can read, after a wait, what a peer said before its signal: lanes run inline. Never
+  /// of collectives, which read every rank's.
   [[nodiscard]] bool tells_contributions() const noexcept { return tells_; }
   /// Says whether our slot of `group` holds values in its reduce number `sequence`: before that ready signal.
   void set_contributed(int group, uint32_t sequence, bool value);

@@ -3,12 +3,15 @@
 
 #include <iostream>
 #include <mutex>
+#include <set>
 #include <vector>
 
+#include "fsdpp/comm/c10d_collectives.h"
 #include "fsdpp/comm/mesh_group.h"
 #include "fsdpp/trace/recorder.h"
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
+#include "tests/support/thread_c10d.h"
 
 namespace fsdpp::test {
 namespace {
@@ -134,6 +137,29 @@ TEST(Collectives, AnEvaluationAfterTheStepGathersOnceForAllThatFollow) {
       evaluate();
       small_loss(net->run(small_batch(8, 0))).backward();
       EXPECT_EQ(model->counters().gathers, before + kGroups) << "once for each unit";
+    });
+  }
+}
+
+// A library's collectives read every rank's slot, whatever the ranks could tell each other.
+TEST(Collectives, AUnitThatNobodyUsedAddsZerosThroughC10d) {
+  for (const Strategy strategy : runtime::kStrategies) {
+    run_watched_ranks(2, [&](comm::PeerGroup& group) {
+      comm::use_c10d(group, ThreadC10d::over(group));
+      const auto net = std::make_shared<SmallNet>(kBlocks, 8, Layers::fused);
+      const auto model =
+          watched_shard(group, net, net->units(), {.strategy = strategy, .combine = Combine::sum});
+      SmallNet oracle(kBlocks, 8, Layers::oracle);
+      for (const bool skips : {false, true, true, false}) {
+        net->skipped = oracle.skipped = skips ? std::set<int>{1} : std::set<int>{};
+        small_loss(net->run(small_batch(8, group.rank()))).backward();
+        oracle_backward(oracle, all_batches(8, group.ranks()));
+        expect_gradients(*model, oracle);
+        integer_step(model->shards());
+        integer_step(oracle.parameters());
+        model->zero_grad();
+        clear(oracle);
+      }
     });
   }
 }

@@ -14,12 +14,14 @@
 #include <vector>
 
 #include "fsdpp/base/error.h"
+#include "fsdpp/comm/c10d_collectives.h"
 #include "fsdpp/comm/connect.h"
 #include "fsdpp/comm/mesh_group.h"
 #include "fsdpp/runtime/call.h"
 #include "fsdpp/runtime/fully_shard.h"
 #include "tests/support/hazard_watch.h"
 #include "tests/support/sharded_integer_model.h"
+#include "tests/support/thread_c10d.h"
 
 namespace fsdpp::test {
 namespace {
@@ -85,8 +87,10 @@ class Rank {
     if (!c_.rows) units.erase(units.begin());
     if (c_.replicas > 1) {
       mesh_ = std::make_unique<comm::MeshGroup>(group, comm::hybrid_mesh(c_.ranks, c_.replicas));
+      if (c_.c10d) talk_through_c10d(mesh_->along("replicate"));
       sharded_ = watched_shard(*mesh_, net_, units, options);
     } else {
+      if (c_.c10d) talk_through_c10d(group);
       sharded_ = watched_shard(group, net_, units, options);
     }
     const NamedTensors names = integer_weights(model_);
@@ -112,6 +116,11 @@ class Rank {
   }
 
  private:
+  void talk_through_c10d(comm::PeerGroup& among) {
+    c10d_ = ThreadC10d::over(among);
+    comm::use_c10d(among, c10d_);
+  }
+
   [[nodiscard]] std::string where(int step) const { return text("rank ", group_.rank(), ", step ", step); }
 
   // The model's own way and a foreign optimizer's, by turns.
@@ -247,6 +256,17 @@ class Rank {
     const int64_t passes =
         stay ? units * counters.publications : int64_t{2} * units * kSteps * c_.microbatches;
     EXPECT_LE(counters.gathers, shards_optimizer(c_.strategy) ? passes : 0);
+    if (c_.c10d && c_.replicas > 1) check_replicas_calls(counters.publications);
+  }
+
+  // The sum over replicas comes once for each group and window, whatever lies between.
+  void check_replicas_calls(int64_t publications) {
+    const int groups = model_.blocks + 1;
+    const int sums = groups * kSteps;
+    const int first = shards_optimizer(c_.strategy) && !c_.parted ? groups : 0;  // weights, at the start
+    const int parts = c_.parted ? groups * static_cast<int>(publications) : sums;
+    EXPECT_EQ(c10d_->calls().reduces, first + sums);
+    EXPECT_EQ(c10d_->calls().gathers, first + parts);
   }
 
   comm::PeerGroup& group_;
@@ -257,6 +277,7 @@ class Rank {
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
   std::shared_ptr<GradientSpy::Seen> seen_ = std::make_shared<GradientSpy::Seen>();
   std::unique_ptr<comm::MeshGroup> mesh_;
+  c10::intrusive_ptr<ThreadC10d> c10d_;
   std::shared_ptr<runtime::ShardedModel> sharded_;
 };
 
@@ -269,7 +290,8 @@ std::string name_of(const ParityConfiguration& c) {
               c.fused ? "_Fused" : "_Unfused", c.rows ? "_Rows" : "", c.kept ? "_Kept" : "",
               c.late ? "_Late" : "", c.bf16_wire ? "_Bf16Wire" : "",
               c.recompute == nn::Recompute::none ? "" : "_Recompute_" + nn::to_string(c.recompute),
-              c.delayed ? "_Delayed" : "", c.bf16 ? "_Bf16" : "", c.offload ? "_Offload" : "");
+              c.delayed ? "_Delayed" : "", c.bf16 ? "_Bf16" : "", c.offload ? "_Offload" : "",
+              c.c10d ? "_C10d" : "");
 }
 
 // Configurations that differ in nothing that it sees share one.

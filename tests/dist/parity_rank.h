@@ -29,6 +29,7 @@ struct ParityConfiguration {
   bool delayed = false;                           // weight gradients come with backward_dw()
   bool bf16 = false;                              // the model's weights and activations
   bool offload = false;                           // main weights and their gradients in host memory
+  bool c10d = false;  // replicas (of a flat mesh: all ranks) talk through a c10d backend
 };
 
 [[nodiscard]] std::string name_of(const ParityConfiguration& configuration);

@@ -159,10 +159,33 @@ std::vector<Configuration> schedules() {
   return all;
 }
 
+// A mesh of nodes: peers inside, c10d between them. And where no rank addresses another's memory.
+std::vector<Configuration> through_c10d() {
+  std::vector<Configuration> all;
+  for (const int replicas : {2, 1}) {
+    for (const Strategy strategy : runtime::kStrategies) {
+      for (const bool parted : {false, true}) {
+        if (parted && (replicas == 1 || !shards_optimizer(strategy))) continue;  // refused
+        for_each_window([&](int microbatches, bool set_to_none, bool tied) {
+          Configuration c{replicas == 1 ? 3 : 4, strategy, microbatches, set_to_none, tied};
+          c.replicas = replicas;
+          c.parted = parted;
+          c.rows = replicas > 1 && shards_gradients(strategy) && tied;
+          c.offload = parted && microbatches == 3;
+          c.c10d = true;
+          all.push_back(c);
+        });
+      }
+    }
+  }
+  return all;
+}
+
 INSTANTIATE_TEST_SUITE_P(Flat, Parity, testing::ValuesIn(flat()), name_of);
 INSTANTIATE_TEST_SUITE_P(Hybrid, Parity, testing::ValuesIn(hybrid()), name_of);
 INSTANTIATE_TEST_SUITE_P(Options, Parity, testing::ValuesIn(with_options()), name_of);
 INSTANTIATE_TEST_SUITE_P(Schedules, Parity, testing::ValuesIn(schedules()), name_of);
+INSTANTIATE_TEST_SUITE_P(C10d, Parity, testing::ValuesIn(through_c10d()), name_of);
 
 // An axis of the matrix, and which of its values a configuration has.
 using Axes = std::map<std::string, std::string>;
