@@ -15,12 +15,20 @@ class Offload : public OnRanks {
     chosen.offload = true;
     return chosen;
   }
+  /// Where nothing is sharded there is nothing to bring down: refused, by name.
+  static void expect_refused() {
+    run_watched_ranks(ranks(), [](comm::PeerGroup& group) {
+      const auto net = std::make_shared<SmallNet>(1, kDim, Layers::fused);
+      expect_in(thrown_text([&] { static_cast<void>(fully_shard(group, net, net->units(), offloaded())); }),
+                "offload with strategy no_shard");
+    });
+  }
 };
 INSTANTIATE_TEST_SUITE_P(Strategies, Offload, all_ranks(), parameters_name);
 
 // What nobody cleared is added to, in host memory too: by the window's last backward and not before.
 TEST_P(Offload, WindowsThatAreNotClearedAddUp) {
-  if (!sharded()) return;  // refused, see refusals_test.cpp
+  if (!sharded()) return expect_refused();
   run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(3, kDim, Layers::fused);
     const auto model = watched_shard(group, net, net->units(), offloaded());
@@ -42,7 +50,7 @@ TEST_P(Offload, WindowsThatAreNotClearedAddUp) {
 // The optimizer reads gradients and writes weights on the host right behind the backward: the hazard checker
 // looks whether what it reads has come down, and whether what it writes has been sent.
 TEST_P(Offload, AdamWOnTheHostStepsAsWithTheLanes) {
-  if (!sharded()) return;
+  if (!sharded()) return expect_refused();
   run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(3, kDim, Layers::fused);
     const auto twin = std::make_shared<SmallNet>(3, kDim, Layers::fused);
