@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import xml.etree.ElementTree
 
@@ -98,11 +99,28 @@ def run_recorded(command, junit, what, environment=None):
     return cases
 
 
+def inner_cases(preset, programs):
+    """The single tests inside the programs that ctest ran as a whole. One that was stopped is a failed case itself."""
+    cases = []
+    for program in programs:
+        inside = read_junit(ROOT / "build" / preset / "Testing" / "cases" / f"{program.name}.xml")
+        cases += inside
+        if program.outcome == "failed" and all(case.outcome != "failed" for case in inside):
+            cases.append(program)
+    return cases
+
+
 def run_ctest(preset, junit, options, environment=None, prefix=()):
-    """Runs ctest in build/PRESET, two tests at a time; returns its cases."""
+    """Runs ctest in build/PRESET, two tests at a time; returns its cases, of programs run as a whole those inside."""
+    folder = ROOT / "build" / preset
+    shutil.rmtree(folder / "Testing" / "cases", ignore_errors=True)
     command = [*prefix, tools()["CTEST"], "--test-dir", f"build/{preset}", "-j2", "--output-junit", junit,
                "--test-output-size-passed", str(OUTPUT_LIMIT), *options]
-    return run_recorded(command, junit, "ctest", environment)
+    cases = run_recorded(command, junit, "ctest", environment)
+    listed = subprocess.run([tools()["CTEST"], "--test-dir", folder, "-N", "-L", "^whole$"], capture_output=True, text=True)
+    whole = set(re.findall(r"Test +#\d+: (\S+)", listed.stdout))
+    programs = [case for case in cases if case.name in whole]
+    return [case for case in cases if case.name not in whole] + inner_cases(preset, programs)
 
 
 def count(cases, outcome):

@@ -47,17 +47,6 @@ def fixed_addresses():
     return prefix if usable else []
 
 
-def cases_of(preset, programs):
-    """The single tests inside the programs that ctest ran. A program that a sanitizer stopped is one failed case."""
-    cases = []
-    for program in programs:
-        inside = results.read_junit(results.ROOT / "build" / preset / "Testing" / "cases" / f"{program.name}.xml")
-        cases += inside
-        if program.outcome == "failed" and all(case.outcome != "failed" for case in inside):
-            cases.append(program)
-    return cases
-
-
 def sanitize(preset, pattern):
     """Builds and runs one preset; returns its cases."""
     print(f"== {preset}: build", flush=True)
@@ -65,11 +54,10 @@ def sanitize(preset, pattern):
     if build.returncode:
         return [results.Case(f"{preset}: build", "failed", "the build failed; its output stands above")]
     print(f"== {preset}: tests", flush=True)
-    shutil.rmtree(results.ROOT / "build" / preset / "Testing" / "cases", ignore_errors=True)
     prefix = fixed_addresses() if preset == "tsan" else []
     environment = {"OMP_NUM_THREADS": "1", "GTEST_FILTER": pattern} | ENVIRONMENT[preset]
     options = ["-L", "^threads$"]
-    return cases_of(preset, results.run_ctest(preset, results.RESULTS / f"{preset}.xml", options, environment, prefix))
+    return results.run_ctest(preset, results.RESULTS / f"{preset}.xml", options, environment, prefix)
 
 
 def main():

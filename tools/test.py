@@ -2,7 +2,7 @@
 """Runs every test: the C++ programs through ctest, then the Python tests; writes build/results/test.json.
 
     .venv/bin/python tools/test.py --preset release
-    .venv/bin/python tools/test.py --filter layout        (ctest -R, pytest -k)
+    .venv/bin/python tools/test.py --filter layout        (ctest -R, pytest -k; of many tests run as one program, the program's name)
 
 Exit code 0 only when something ran and nothing failed. The last line is `tests: N passed, N failed, N skipped`.
 """
