@@ -52,9 +52,7 @@ std::shared_ptr<PeerMemory> PeerGroup::view(std::shared_ptr<PeerMemory> whole) c
   return members_.empty() ? whole : part_of(std::move(whole), members_);
 }
 
-int PeerGroup::rank_in_whole(int rank) const noexcept {
-  return members_.empty() ? rank : members_[static_cast<std::size_t>(rank)];
-}
+int PeerGroup::rank_in_whole(int rank) const noexcept { return backend_->rank_in_whole(rank); }
 
 PeerGroup::PeerGroup(std::unique_ptr<PeerBackend> backend, std::string name,
                      std::chrono::milliseconds timeout)

@@ -51,7 +51,8 @@ AdamW::AdamW(std::vector<runtime::ShardedModel*> models, const AdamWOptions& opt
   bool kernels = true;
   for (runtime::ShardedModel* model : models_) {
     model->promise_to_tell();
-    kernels = kernels && model->device().kernels().optimizer() != nullptr && !model->options().offload;
+    kernels = kernels && model->device().kernels().optimizer() != nullptr && !model->options().offload &&
+              model->all_fp32();
   }
   if (!kernels) return;
   for (runtime::ShardedModel* model : models_)
@@ -97,7 +98,7 @@ at::Tensor AdamW::step(double learning_rate, std::optional<double> max_norm, dou
     state.step.add_(1);
     Lists& lists = kinds[{updated.scalar_type(), updated.device().type(), updated.device().index()}];
     lists.weights.push_back(updated);
-    lists.gradients.push_back(parameters_[chosen[k]].grad());
+    lists.gradients.push_back(parameters_[chosen[k]].grad().to(updated.scalar_type()));
     lists.first.push_back(state.first);
     lists.second.push_back(state.second);
     lists.steps.push_back(state.step);
@@ -125,7 +126,7 @@ at::Tensor AdamW::updated(std::size_t index) {
   const at::Tensor& parameter = parameters_[index];
   const at::ScalarType gradient = parameter.grad().scalar_type();
   State& state = states_[index];
-  if (gradient == parameter.scalar_type()) {
+  if (gradient == parameter.scalar_type() || (parameter.scalar_type() == at::kFloat && !models_.empty())) {
     state.main.reset();
     return parameter;
   }
@@ -142,6 +143,7 @@ void AdamW::round_main(std::size_t index) {
   at::Tensor parameter = parameters_[index];
   parameter.copy_(state.main);
   state.version = parameter._version();
+  if (!models_.empty()) state.main.reset();  // a sharded model's main weights are all there is
 }
 
 int64_t AdamW::state_bytes() const noexcept {

@@ -55,14 +55,12 @@ double clip_grad_norm(const std::vector<runtime::ShardedModel*>& models, double 
   std::vector<at::Tensor> all;
   std::vector<double> parts;
   for (const runtime::ShardedModel* model : models) {
-    std::vector<at::Tensor> gradients;
-    for (const at::Tensor& shard : model->shards()) {
-      if (shard.grad().defined() && shard.grad().numel() > 0) gradients.push_back(shard.grad());
-    }
-    std::vector<double> its = {local_part(gradients, norm_type)};
+    std::vector<double> its = {local_part(model->counted_gradients(), norm_type)};
     if (comm::PeerGroup* counted = model->counted()) its = counted->exchange(its);
     parts.insert(parts.end(), its.begin(), its.end());
-    all.insert(all.end(), gradients.begin(), gradients.end());
+    for (const at::Tensor& shard : model->shards()) {
+      if (shard.grad().defined() && shard.grad().numel() > 0) all.push_back(shard.grad());
+    }
   }
   const double norm = combine(parts, norm_type);
   const double factor = max_norm / (norm + 1e-6);

@@ -26,6 +26,7 @@ void DeviceNorm::add_up(Part& part, double norm_type, double* own, double* all) 
   device::Access access;
   for (const ShardedModel::ShardRun& shard : part.shards) {
     if (!shard.shard.requires_grad() || !shard.shard.grad().defined() || shard.count == 0) continue;
+    if (!shard.counted) continue;
     const auto* gradient = shard.shard.grad().const_data_ptr<float>();
     runs.push_back({gradient, shard.count, 0});
     access.reads.push_back(bytes_at(gradient, shard.count * static_cast<int64_t>(sizeof(float))));

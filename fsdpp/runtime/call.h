@@ -23,11 +23,15 @@ class ForwardScope {
   ForwardScope(const ForwardScope&) = delete;
   ForwardScope& operator=(const ForwardScope&) = delete;
 
-  /// The module returned `output`: its tensors bring the unit back in backward.
+  /// The module returned `output`: its tensors get the unit's output dtype, and bring the unit back in
+  /// backward.
   template <class Output>
-  void finish(const Output& output) {
+  void finish(Output& output) {
     if (!pass_) return;
-    for_each_tensor(output, [&](const at::Tensor& tensor) { ref_.model->leave(pass_, tensor); });
+    for_each_tensor(output, [&](const at::Tensor& tensor) {
+      // Visitors get const tensors; those of `output` are not.
+      ref_.model->leave(pass_, const_cast<at::Tensor&>(tensor));
+    });
     finish();
   }
   void finish() {

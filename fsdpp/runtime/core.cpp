@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -15,6 +16,8 @@
 
 namespace fsdpp::runtime {
 namespace {
+
+constexpr int kChannels = 1 << 24;  // of one Peers in traces
 
 // The forward visits units as registered, the root around all; the backward visits them the other way round,
 // the root first (its output is the model's).
@@ -56,18 +59,18 @@ Core::Core(RankGroups rank_groups, std::shared_ptr<torch::nn::Module> root_modul
       backward_order(structural_visits(backward_structure(units.size()))),
       evaluation_order(structural_visits(forward_structure(units.size()))) {
   const c10::InferenceMode normal(false);
-  const bool sharded = shards_optimizer(options.strategy);
   for (UnitState& unit : units) {
     for (const auto& unit_group : unit.groups) {
       unit_group->id = static_cast<int>(groups.size());
       groups.push_back(unit_group.get());
-      take_over(*unit_group, options.strategy, options.offload, *device, ledger);
+      take_over(*unit_group, options.offload, *device, ledger);
     }
   }
   make_peers();
-  publisher = std::make_unique<Publisher>(
-      *peers, options.shard_optimizer_over_replicas ? replicas.get() : nullptr, ranks.whole, groups,
-      choose_kept(), options.strategy, options.offload, ledger);
+  publisher =
+      std::make_unique<Publisher>(*peers, options.shard_optimizer_over_replicas ? replicas.get() : nullptr,
+                                  ranks.whole, groups, choose_kept(), options.offload, ledger);
+  make_inner_shards();
   for (ParameterGroup* candidate : groups) {
     if (candidate->use == Use::whole) continue;
     row_exchanges.push_back(
@@ -77,7 +80,9 @@ Core::Core(RankGroups rank_groups, std::shared_ptr<torch::nn::Module> root_modul
   make_gradients();
   residency = std::make_unique<Residency>(
       *peers, *publisher,
-      groups_by_unit(units, [&](const ParameterGroup& held) { return sharded && held.is_gathered(); }),
+      groups_by_unit(
+          units,
+          [](const ParameterGroup& held) { return shards_optimizer(held.strategy) && held.is_gathered(); }),
       unit_sizes(), options.prefetch_bytes, weight_plan(), ledger);
   backward = std::make_shared<BackwardPass>(groups_by_unit(units, [](const ParameterGroup&) { return true; }),
                                             *reducer, *residency, backward_order, *device,
@@ -101,20 +106,43 @@ Core::Core(RankGroups rank_groups, std::shared_ptr<torch::nn::Module> root_modul
     settle_window();
   });
   backward->watch();
-  if (!sharded) {
-    broadcast_from_first(everyone());
-  } else if (replicas && !options.shard_optimizer_over_replicas) {
-    broadcast_from_first(*replicas);
+  for (ParameterGroup* held : groups) {
+    if (!shards_optimizer(held->strategy)) {
+      broadcast_from_first(everyone(), *held);
+    } else if (replicas && !options.shard_optimizer_over_replicas) {
+      broadcast_from_first(*replicas, *held);
+    }
+  }
+}
+
+// Of units whose weights come and go, and not from all ranks each time.
+void Core::make_inner_shards() {
+  std::map<int, std::vector<ParameterGroup*>> of_size;
+  for (const UnitState& unit : units) {
+    const int* size = std::get_if<int>(&unit.options.reshard_after_forward);
+    if (size == nullptr || *size == 1 || *size == peers->ranks()) continue;
+    for (const auto& unit_group : unit.groups) {
+      if (unit_group->is_gathered() && unit_group->own_place == nullptr)
+        of_size[*size].push_back(unit_group.get());
+    }
+  }
+  std::vector<std::string> names;
+  for (const ParameterGroup* held : groups) names.push_back(held->name);
+  int first_channel = 4 * kChannels;
+  for (const auto& [size, members] : of_size) {
+    inner_shards[size] =
+        std::make_unique<InnerShards>(ranks.shard, size, *device, names, members, first_channel, ledger);
+    first_channel += kChannels;
+    for (ParameterGroup* member : members) member->inner = inner_shards[size].get();
   }
 }
 
 void Core::make_peers() {
-  constexpr int kChannels = 1 << 24;  // of one Peers in traces
   std::vector<std::string> names;
   for (const ParameterGroup* held : groups) names.push_back(held->name);
   peers = std::make_unique<Peers>(ranks.shard, *device, names);
   if (ranks.experts != nullptr) {
-    comm::PeerGroup& among = shards_optimizer(options.strategy) ? ranks.all : *ranks.experts;
+    comm::PeerGroup& among = shards_any() ? ranks.all : *ranks.experts;
     others = std::make_unique<Peers>(among, *device, std::vector<std::string>{}, 3 * kChannels);
   }
   if (ranks.replicate == nullptr) return;
@@ -124,40 +152,79 @@ void Core::make_peers() {
 
 Peers* Core::counted() const {
   if (others) return others.get();
-  return shards_optimizer(options.strategy) ? &owners() : nullptr;
+  return shards_any() ? &owners() : nullptr;
+}
+
+bool Core::counts_here(const ParameterGroup& held) const {
+  return shards_optimizer(held.strategy) || !shards_any() || peers->rank() == 0;
+}
+
+bool Core::shards_any() const {
+  return std::any_of(groups.begin(), groups.end(),
+                     [](const ParameterGroup* held) { return shards_optimizer(held->strategy); });
 }
 
 // Slots, and what a backward makes of them.
 void Core::make_gradients() {
   std::vector<ParameterGroup*> trainable;
-  std::vector<ParameterGroup*> in_slots;  // with a gradient as a whole
+  int64_t largest = 0;  // shard in a reduce
   for (ParameterGroup* candidate : groups) {
     if (!candidate->trainable) continue;
     trainable.push_back(candidate);
-    if (candidate->is_gathered()) in_slots.push_back(candidate);
-  }
-  int64_t largest = 0;  // shard in a reduce
-  for (const ParameterGroup* candidate : in_slots) {
-    largest = std::max(largest, candidate->slot_bytes() / peers->ranks());
+    if (candidate->is_gathered()) largest = std::max(largest, candidate->slot_bytes() / peers->ranks());
   }
   peers->prepare_staging(largest, ledger);
-  slots = std::make_unique<SlotMemory>(*peers, in_slots, layout::ArenaPlan::build({}), ledger);
-  slots->replan(first_slot_plan());
+  slots = make_slots(trainable, /*windows=*/false);
+  window_slots = make_slots(trainable, /*windows=*/true);
+  rounded = std::make_unique<RoundedSums>(*peers, trainable, ledger);
   if (replicas) {
     replica_gradients = std::make_unique<ReplicaGradients>(*replicas, trainable,
                                                            options.shard_optimizer_over_replicas, ledger);
   }
   if (options.offload) {
-    const bool early = shards_gradients(options.strategy) && !replicas;
+    const bool early = window_slots->slots() == 0 && !replicas;
     host_gradients = std::make_unique<HostGradients>(*device, trainable, early, ledger);
   }
+  reducer = make_reducer();
+}
+
+// Where gradients begin as a whole: a slot each. Before a backward was seen: units one after another from the
+// last to the first, the root's slot open all along; as are those of windows.
+std::unique_ptr<SlotMemory> Core::make_slots(const std::vector<ParameterGroup*>& of, bool windows) {
+  std::vector<ParameterGroup*> members;
+  std::copy_if(of.begin(), of.end(), std::back_inserter(members), [&](const ParameterGroup* candidate) {
+    return candidate->is_gathered() && shards_gradients(candidate->strategy) != windows;
+  });
+  auto made = std::make_unique<SlotMemory>(*peers, members, layout::ArenaPlan::build({}), ledger);
+  std::vector<SlotUse> uses;
+  for (int slot = made->slots() - 1; slot >= 0; --slot) {
+    const bool all_along = windows || made->group(slot).unit == 0;
+    uses.push_back({slot, all_along ? 0 : static_cast<int>(uses.size())});
+  }
+  made->replan(plan_slots(made->sizes(), uses));
+  return made;
+}
+
+// One for each strategy that there is.
+std::unique_ptr<Reducer> Core::make_reducer() {
   const bool mean = options.combine == Combine::mean;
   const double divisor = options.divisor.value_or(mean ? ranks.all.ranks() : 1);
   const auto scale = static_cast<float>(1.0 / divisor);
-  reducer = shards_gradients(options.strategy)
-                ? make_shard_reducer(*peers, *slots, replica_gradients.get(), scale, options, ledger)
-                : make_window_reducer(*peers, *slots, replica_gradients.get(), scale,
-                                      /*whole=*/!shards_optimizer(options.strategy));
+  ReplicaGradients* hybrid = replica_gradients.get();
+  std::map<Strategy, std::shared_ptr<Reducer>> of;
+  std::shared_ptr<Reducer> every_backward;
+  for (const ParameterGroup* held : groups) {
+    if (of.count(held->strategy) > 0) continue;
+    if (!shards_gradients(held->strategy)) {
+      of[held->strategy] = make_window_reducer(*peers, *window_slots, hybrid, *rounded, scale,
+                                               /*whole=*/!shards_optimizer(held->strategy));
+      continue;
+    }
+    if (!every_backward)
+      every_backward = make_shard_reducer(*peers, *slots, hybrid, *rounded, scale, options, ledger);
+    of[held->strategy] = every_backward;
+  }
+  return make_strategy_reducer(std::move(of));
 }
 
 Core::~Core() {
@@ -170,7 +237,7 @@ Core::~Core() {
     parameter->full.mutable_grad().reset();
   }
   for (ParameterGroup* held : groups) {
-    if (shards_optimizer(options.strategy)) held->detach();
+    if (shards_optimizer(held->strategy)) held->detach();
   }
 }
 
@@ -183,7 +250,8 @@ std::vector<Sized> Core::unit_sizes() const {
       const bool comes_and_goes = unit_group->is_gathered() && unit_group->own_place == nullptr;
       if (comes_and_goes) bytes += round_up(unit_group->full_bytes(), kAlignment);
     }
-    sizes.push_back({unit.name, shards_parameters(options.strategy) ? bytes : 0});
+    const bool here = !shards_optimizer(unit.options.strategy);
+    sizes.push_back({unit.name, shards_parameters(unit.options.strategy) ? bytes : 0, here});
   }
   return sizes;
 }
@@ -191,16 +259,20 @@ std::vector<Sized> Core::unit_sizes() const {
 // Groups whose full weights stay. The units that a step keeps longest in any case come first.
 std::vector<ParameterGroup*> Core::choose_kept() const {
   std::vector<ParameterGroup*> kept;
-  if (!shards_optimizer(options.strategy)) return kept;
-  const bool all = !shards_parameters(options.strategy) || options.keep_gathered_bytes < 0;
   int64_t left = options.keep_gathered_bytes;
   for (const int index : backward_structure(units.size())) {
     const UnitState& unit = units[static_cast<std::size_t>(index)];
-    int64_t bytes = 0;
-    for (const auto& unit_group : unit.groups)
-      bytes += unit_group->is_gathered() ? unit_group->full_bytes() : 0;
-    if (!all && bytes > left) continue;
-    left -= bytes;
+    if (!shards_optimizer(unit.options.strategy)) continue;
+    const Reshard reshard = unit.options.reshard_after_forward;
+    const bool comes_and_goes =
+        shards_parameters(unit.options.strategy) && reshard != Reshard(false) && reshard != Reshard(1);
+    if (comes_and_goes && options.keep_gathered_bytes >= 0) {
+      int64_t bytes = 0;
+      for (const auto& unit_group : unit.groups)
+        bytes += unit_group->is_gathered() ? unit_group->full_bytes() : 0;
+      if (bytes > left) continue;
+      left -= bytes;
+    }
     for (const auto& unit_group : unit.groups) {
       if (unit_group->is_gathered()) kept.push_back(unit_group.get());
     }
@@ -208,29 +280,10 @@ std::vector<ParameterGroup*> Core::choose_kept() const {
   return kept;
 }
 
-std::vector<Sized> Core::slot_sizes() const {
-  std::vector<Sized> sizes;
-  for (int slot = 0; slot < slots->slots(); ++slot) {
-    sizes.push_back({slots->group(slot).name, slots->group(slot).slot_bytes()});
-  }
-  return sizes;
-}
-
 layout::ArenaPlan Core::weight_plan() const {
   const std::vector<std::vector<Visit>> orders = {forward_order.expected(), backward_order.expected(),
                                                   evaluation_order.expected()};
   return plan_weights(unit_sizes(), orders, options.prefetch_bytes);
-}
-
-// Before a backward was seen: units one after another from the last to the first, the root's slot open all
-// along. Where slots are a window's accumulators, all live at once.
-layout::ArenaPlan Core::first_slot_plan() const {
-  std::vector<SlotUse> uses;
-  for (int slot = slots->slots() - 1; slot >= 0; --slot) {
-    const bool all_along = !shards_gradients(options.strategy) || slots->group(slot).unit == 0;
-    uses.push_back({slot, all_along ? 0 : static_cast<int>(uses.size())});
-  }
-  return plan_slots(slot_sizes(), uses);
 }
 
 void Core::begin_forward() {
@@ -257,6 +310,7 @@ std::shared_ptr<Pass> Core::enter(int index) {
     root_pass_ = index == 0;
     root_with_gradient_ = pass->with_gradient();
     if (root_pass_) current_order().begin();
+    if (root_pass_ && root_with_gradient_) residency->keep_parts();
   }
   entered_.push_back(index);
   device->stay_near();
@@ -270,7 +324,9 @@ std::shared_ptr<Pass> Core::enter(int index) {
   return pass;
 }
 
-void Core::leave(const std::shared_ptr<Pass>& pass, const at::Tensor& output) {
+void Core::leave(const std::shared_ptr<Pass>& pass, at::Tensor& output) {
+  const auto dtype = units[static_cast<std::size_t>(pass->unit())].options.output_dtype;
+  if (dtype && output.defined() && output.is_floating_point()) output = output.to(*dtype);
   if (!pass->with_gradient() || !output.defined() || !output.requires_grad() || !output.grad_fn()) return;
   std::vector<int> around = entered_;  // the units whose forward this one is part of
   std::erase(around, pass->unit());
@@ -297,6 +353,7 @@ void Core::finish(const std::shared_ptr<Pass>& pass, bool raised) {
   entered_.pop_back();
   if (entered_.empty()) {
     if (root_pass_ && !raised) orders_changed_ = current_order().complete() || orders_changed_;
+    if (root_pass_ && root_with_gradient_ && !raised) residency->complete_parts();
     end_forward(raised);
   }
 }

@@ -1,14 +1,17 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "fsdpp/runtime/backward_pass.h"
+#include "fsdpp/runtime/inner_shards.h"
 #include "fsdpp/runtime/pass.h"
 #include "fsdpp/runtime/rank_groups.h"
 #include "fsdpp/runtime/replica_gradients.h"
+#include "fsdpp/runtime/rounded_sums.h"
 #include "fsdpp/runtime/row_exchange.h"
 #include "fsdpp/runtime/sharded_model.h"
 
@@ -20,6 +23,7 @@ struct UnitState {
   std::vector<std::shared_ptr<torch::nn::Module>> modules;  // entering any of them enters the unit
   std::vector<std::unique_ptr<ParameterGroup>> groups;
   Use use = Use::whole;
+  Options options;  // with its own choice
   PassTable passes;
 };
 
@@ -35,7 +39,8 @@ class Core {
 
   // forward
   std::shared_ptr<Pass> enter(int unit);
-  void leave(const std::shared_ptr<Pass>& pass, const at::Tensor& output);
+  /// `output` is one that the module returns: gets the unit's output dtype.
+  void leave(const std::shared_ptr<Pass>& pass, at::Tensor& output);
   void finish(const std::shared_ptr<Pass>& pass, bool raised);
 
   // windows and weights
@@ -58,8 +63,13 @@ class Core {
     return owner % peers->ranks() * replicas->ranks() + owner / peers->ranks();
   }
   /// Those over which numbers made of main weights or gradients (a norm) are summed so that each element
-  /// counts once, other ranks' experts included; null: this rank has all of them.
+  /// counts once, other ranks' experts included; null: this rank has all of them. Of what several of them
+  /// have as a whole (no_shard beside other strategies) only the one for which counts_here() is true counts
+  /// it.
   [[nodiscard]] Peers* counted() const;
+  [[nodiscard]] bool counts_here(const ParameterGroup& group) const;
+  /// Any of the groups shards its optimizer state.
+  [[nodiscard]] bool shards_any() const;
   void hold_all(bool held);
 
   // Members in order of construction; each may use those above it.
@@ -76,8 +86,11 @@ class Core {
   std::unique_ptr<Peers> whole;                        // hybrid: all
   std::unique_ptr<Peers> others;                       // experts: all, or (no_shard) one of each
   std::unique_ptr<Publisher> publisher;
+  std::map<int, std::unique_ptr<InnerShards>> inner_shards;  // by their size
   std::vector<std::unique_ptr<RowExchange>> row_exchanges;
-  std::unique_ptr<SlotMemory> slots;
+  std::unique_ptr<SlotMemory> slots;         // of groups that every backward reduces
+  std::unique_ptr<SlotMemory> window_slots;  // of the others: windows' accumulators
+  std::unique_ptr<RoundedSums> rounded;
   std::unique_ptr<ReplicaGradients> replica_gradients;  // hybrid
   std::unique_ptr<Reducer> reducer;
   std::unique_ptr<HostGradients> host_gradients;  // with offload
@@ -103,16 +116,17 @@ class Core {
   void end_forward(bool raised);
   void check_parameters(const UnitState& unit) const;
   void make_peers();
+  void make_inner_shards();
   void make_gradients();
-  void broadcast_from_first(Peers& among);
+  void broadcast_from_first(Peers& among, ParameterGroup& held);
   void broadcast_by_sum(Peers& among, ParameterGroup& held);
   [[nodiscard]] bool must_publish() const;
   void settle_window();
   [[nodiscard]] std::vector<ParameterGroup*> choose_kept() const;
   [[nodiscard]] std::vector<Sized> unit_sizes() const;
-  [[nodiscard]] std::vector<Sized> slot_sizes() const;
   [[nodiscard]] layout::ArenaPlan weight_plan() const;
-  [[nodiscard]] layout::ArenaPlan first_slot_plan() const;
+  [[nodiscard]] std::unique_ptr<SlotMemory> make_slots(const std::vector<ParameterGroup*>& of, bool windows);
+  [[nodiscard]] std::unique_ptr<Reducer> make_reducer();
   [[nodiscard]] Seen last_backward() const;
   void adopt(const Seen& seen);
   void settle();

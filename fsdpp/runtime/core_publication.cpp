@@ -9,47 +9,48 @@
 namespace fsdpp::runtime {
 
 // The first rank's values everywhere: replicas that start apart stay apart.
-void Core::broadcast_from_first(Peers& among) {
-  for (ParameterGroup* held : groups) {
-    const auto bytes = held->main->bytes();
-    if (options.offload) {  // between the hosts, whose memory it is
-      const auto memory = among.group().allocate(bytes, "first weights of " + held->name);
-      if (among.rank() == 0) std::memcpy(memory->peer(0), held->main->data(), bytes);
-      among.barrier("first weights");
-      std::memcpy(held->main->data(), memory->peer(0), bytes);
-      among.barrier("first weights");
-      continue;
-    }
-    if (!among.addressable()) {  // the sum of the first rank's values and the others' zeros
-      broadcast_by_sum(among, *held);
-      continue;
-    }
-    const auto memory = among.allocate(bytes, "first weights of " + held->name);
-    if (among.rank() == 0)
-      device->copy(device::LaneKind::gather, "first " + held->name, memory->peer(0), held->main->data(),
-                   bytes);
-    device->synchronize();
+void Core::broadcast_from_first(Peers& among, ParameterGroup& held) {
+  const auto bytes = held.main->bytes();
+  const std::string what = "first " + held.name;
+  if (options.offload) {  // between the hosts, whose memory it is
+    const auto memory = among.group().allocate(bytes, "first weights of " + held.name);
+    if (among.rank() == 0) std::memcpy(memory->peer(0), held.main->data(), bytes);
     among.barrier("first weights");
-    device->copy(device::LaneKind::gather, "first " + held->name, held->main->data(), memory->peer(0), bytes);
-    device->synchronize();
+    std::memcpy(held.main->data(), memory->peer(0), bytes);
     among.barrier("first weights");
-    device->free(device::LaneKind::host, "first " + held->name, {memory->peer(among.rank()), bytes});
+    return;
   }
+  if (!among.addressable()) return broadcast_by_sum(among, held);
+  const auto memory = among.allocate(bytes, "first weights of " + held.name);
+  if (among.rank() == 0)
+    device->copy(device::LaneKind::gather, what, memory->peer(0), held.main->data(), bytes);
+  device->synchronize();
+  among.barrier("first weights");
+  device->copy(device::LaneKind::gather, what, held.main->data(), memory->peer(0), bytes);
+  device->synchronize();
+  among.barrier("first weights");
+  device->free(device::LaneKind::host, what, {memory->peer(among.rank()), bytes});
 }
 
+// The sum of the first rank's values and the others' zeros, in fp32: exact.
 void Core::broadcast_by_sum(Peers& among, ParameterGroup& held) {
+  const at::NoGradGuard no_grad;
   comm::Collectives* collectives = among.group().lanes().collectives();
-  const ByteRange all{held.main->data(), held.main->bytes()};
-  if (among.rank() != 0)
-    device->fill(device::LaneKind::gather, "first " + held.name, held.main->data(), 0, all.size);
-  const auto count = static_cast<int64_t>(all.size / sizeof(float)) / among.ranks();
-  const auto* values = reinterpret_cast<const float*>(held.main->data());
-  float* part = reinterpret_cast<float*>(held.main->data()) + among.rank() * count;
-  device->run(device::LaneKind::gather, "first " + held.name, {{all}, {all}}, [=, data = held.main->data()] {
+  const auto elements = static_cast<int64_t>(held.main->bytes()) / held.main_bytes(1);
+  const at::Tensor main = Elements{held.main->data(), held.main_dtype, held.main_place}.tensor(elements);
+  const at::Tensor wide = main.to(at::kFloat);  // `main` itself where it is fp32
+  if (among.rank() != 0) wide.zero_();
+  device->synchronize();
+  const int64_t count = elements / among.ranks();
+  float* values = wide.data_ptr<float>();
+  float* part = values + among.rank() * count;
+  const ByteRange all{values, static_cast<std::size_t>(elements) * sizeof(float)};
+  device->run(device::LaneKind::gather, "first " + held.name, {{all}, {all}}, [=] {
     collectives->reduce_scatter(part, values, count);
-    collectives->all_gather(data, part, static_cast<std::size_t>(count) * sizeof(float));
+    collectives->all_gather(values, part, static_cast<std::size_t>(count) * sizeof(float));
   });
   device->synchronize();
+  if (!wide.is_same(main)) main.copy_(wide);
 }
 
 bool Core::must_publish() const {
@@ -87,10 +88,9 @@ void Core::adopt(const Seen& seen) {
   }
   const bool same_order = order == backward->turns().order();
   backward->turns().set_order(order);
-  if (!shards_gradients(options.strategy)) return;
   if (!same_order) return;  // the uses were recorded under another order: plan after the next backward
   if (static_cast<int>(seen.uses.size()) != slots->slots()) return;
-  layout::ArenaPlan plan = plan_slots(slot_sizes(), seen.uses);
+  layout::ArenaPlan plan = plan_slots(slots->sizes(), seen.uses);
   if (plan.same_places(slots->plan())) return;
   settle();  // the old places may still be read
   slots->replan(std::move(plan));
@@ -106,6 +106,7 @@ void Core::publish(const std::function<void()>& update) {
   require(!backward->holds_slots(),
           "weights were changed while gradients lie in their slots that have still to be reduced; call "
           "backward_dw() or finish_reduces() before an optimizer's step");
+  residency->complete_parts();  // of a forward that raised: all ranks keep as often
   Seen seen = last_backward();
   const std::vector<uint64_t> votes = everyone().exchange_votes(publisher->epoch() + 1, seen.hash);
   publisher->publish(update);
@@ -113,7 +114,7 @@ void Core::publish(const std::function<void()>& update) {
   backward_seen_ = false;
   residency->renew();
   // Every peer has come here, so all pulls of the last backward are over.
-  if (shards_gradients(options.strategy) && !backward->active()) slots->retire_all();
+  if (!backward->active()) slots->retire_all();
   const bool agreed = told_.hash != 0 && std::all_of(votes.begin(), votes.end(),
                                                      [&](uint64_t vote) { return vote == told_.hash; });
   if (agreed) adopt(told_);

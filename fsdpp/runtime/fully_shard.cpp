@@ -8,6 +8,7 @@
 
 #include "fsdpp/base/error.h"
 #include "fsdpp/device/host.h"
+#include "fsdpp/runtime/check_options.h"
 #include "fsdpp/runtime/core.h"
 #include "fsdpp/runtime/registry.h"
 
@@ -50,18 +51,21 @@ struct Walk {
 };
 
 std::vector<UnitState> make_units(const std::shared_ptr<Module>& root,
-                                  const std::vector<runtime::UnitSpec>& specs, Walk& walk) {
+                                  const std::vector<runtime::UnitSpec>& specs,
+                                  const runtime::Options& options, Walk& walk) {
   std::unordered_map<const Module*, std::string> paths;
   for (const auto& item : root->named_modules()) paths[item.value().get()] = item.key();
   std::vector<UnitState> units(1);
   units[0].name = "root";
   units[0].modules = {root};
+  units[0].options = options;
   walk.unit_of[root.get()] = 0;
   for (const runtime::UnitSpec& spec : specs) {
     require(!spec.modules.empty(), "fully_shard: unit ", units.size(),
             " has no module; give each unit at least one");
     UnitState unit;
     unit.use = spec.use;
+    unit.options = runtime::with(options, spec.choice);
     for (const auto& module : spec.modules) {
       require(module != nullptr, "fully_shard: a module of unit ", units.size(), " is null");
       const auto path = paths.find(module.get());
@@ -110,58 +114,44 @@ std::string group_name(const UnitState& unit, at::ScalarType dtype, bool trainab
   return text(unit.name, " (", c10::scalarTypeToTypeMeta(dtype).name(), trainable ? ")" : ", frozen)");
 }
 
-// What the model's weights become.
+// What a unit's weights become.
 struct Target {
   at::Device place;
-  std::optional<at::ScalarType> dtype;  // nothing: each parameter keeps its own
-  int64_t row_exchange_bytes;           // negative: no group is exchanged by rows
-  at::ScalarType wire;                  // of gradient slots
-  int ranks;                            // that shard
-  int rank;                             // this one's number among them
-  int replicas;                         // of each shard
-  int replica;                          // this rank's number among them
-  bool main_over_replicas;              // main weights are sharded over them too
+  bool rows;     // groups may be exchanged by rows
+  int ranks;     // that shard
+  int rank;      // this one's number among them
+  int replicas;  // of each shard
+  int replica;   // this rank's number among them
 };
-
-void check_mesh(const runtime::Options& options, const runtime::RankGroups& ranks) {
-  if (!options.shard_optimizer_over_replicas) return;
-  require(ranks.replicate != nullptr,
-          "shard_optimizer_over_replicas on a mesh without the axis \"replicate\": "
-          "there are no replicas (an axis of size 1 has none); leave the option out, or give a hybrid mesh");
-  require(runtime::shards_optimizer(options.strategy), "shard_optimizer_over_replicas with strategy ",
-          runtime::to_string(options.strategy),
-          ", which shards no optimizer state; use optim, optim_grads or optim_grads_params");
-}
-
-void check_wire(const runtime::Options& options, comm::PeerGroup& group) {
-  const at::ScalarType wire = options.wire_dtype;
-  require(wire == at::kFloat || wire == at::kBFloat16, "wire_dtype is ", c10::toString(wire),
-          "; expected Float or BFloat16");
-  if (wire == at::kFloat) return;
-  require(runtime::shards_gradients(options.strategy), "wire_dtype BFloat16 with strategy ",
-          runtime::to_string(options.strategy),
-          ": its gradients stay where they are accumulated, in fp32; use Float, or optim_grads or "
-          "optim_grads_params");
-  require(group.lanes().collectives() == nullptr, "wire_dtype BFloat16 over ", group.lanes().describe(),
-          ": these add in bf16 on the way; use Float where GPUs do not address each other's memory");
-}
 
 Use use_of(const UnitState& unit, const ParameterGroup& group, const Target& target) {
   if (unit.use == Use::whole) return Use::whole;
   require(group.parameters.size() == 1 && group.parameters.front()->sizes.size() == 2, "fully_shard: unit ",
           unit.name, " is to be exchanged by rows, but it has ", group.parameters.size(),
           " parameters of one kind; expected one embedding table [rows, dim]");
-  const bool large = target.row_exchange_bytes >= 0 && group.full_bytes() >= target.row_exchange_bytes;
-  return large && group.trainable ? unit.use : Use::whole;
+  const runtime::Options& options = unit.options;
+  const bool can = target.rows && options.fused && runtime::shards_gradients(options.strategy) &&
+                   group.trainable && !group.rounds_sums();
+  const bool large = options.row_exchange_bytes >= 0 && group.full_bytes() >= options.row_exchange_bytes;
+  return can && large ? unit.use : Use::whole;
 }
 
-void lay_out(ParameterGroup& group, const std::vector<layout::Shape>& shapes, const Target& target) {
+// The dtypes of main weights, gradients and slots.
+void choose_dtypes(ParameterGroup& group, const runtime::Options& options) {
+  if (options.main_weights == runtime::MainWeights::model_dtype) group.main_dtype = group.dtype;
+  group.gradient_dtype = options.accumulation_dtype;
+  const bool window_in_slot = !runtime::shards_gradients(options.strategy);
+  group.wire = window_in_slot ? options.accumulation_dtype : options.wire_dtype;
+}
+
+void lay_out(ParameterGroup& group, const std::vector<layout::Shape>& shapes, const Target& target,
+             bool main_over_replicas) {
   const auto bytes = static_cast<int64_t>(c10::elementSize(group.dtype));
   group.layout = std::make_shared<const layout::ShardLayout>(
       layout::ShardLayout::flat(shapes, bytes, target.ranks, target.replicas));
   group.main_layout = group.layout;
   group.main_part = target.rank;
-  if (!target.main_over_replicas) return;
+  if (!main_over_replicas) return;
   group.main_layout = std::make_shared<const layout::ShardLayout>(
       layout::ShardLayout::flat(shapes, bytes, target.ranks * target.replicas));
   group.main_part = target.rank * target.replicas + target.replica;
@@ -175,7 +165,8 @@ void make_groups(UnitState& unit, int index, const std::vector<Found>& found, co
   std::vector<std::pair<Kind, std::vector<std::size_t>>> kinds;
   for (std::size_t i = 0; i < found.size(); ++i) {
     if (found[i].unit != index) continue;
-    const Kind kind{target.dtype.value_or(found[i].tensor.scalar_type()), found[i].tensor.requires_grad()};
+    const Kind kind{unit.options.model_dtype.value_or(found[i].tensor.scalar_type()),
+                    found[i].tensor.requires_grad()};
     auto entry =
         std::find_if(kinds.begin(), kinds.end(), [&](const auto& known) { return known.first == kind; });
     if (entry == kinds.end()) entry = kinds.insert(kinds.end(), {kind, {}});
@@ -187,8 +178,9 @@ void make_groups(UnitState& unit, int index, const std::vector<Found>& found, co
     group->name = group_name(unit, kind.first, kind.second, kinds.size());
     group->dtype = kind.first;
     group->trainable = kind.second;
+    group->strategy = unit.options.strategy;
     group->place = target.place;
-    group->wire = target.wire;
+    choose_dtypes(*group, unit.options);
     std::vector<layout::Shape> shapes;
     for (const std::size_t i : members) {
       auto parameter = std::make_shared<Parameter>();
@@ -201,7 +193,7 @@ void make_groups(UnitState& unit, int index, const std::vector<Found>& found, co
       parameters[i] = parameter;
       group->parameters.push_back(std::move(parameter));
     }
-    lay_out(*group, shapes, target);
+    lay_out(*group, shapes, target, unit.options.shard_optimizer_over_replicas);
     if (group->layout->full_numel() == 0) {  // nothing to shard: these stay what they are
       for (const std::size_t i : members) parameters[i] = nullptr;
       continue;
@@ -211,22 +203,15 @@ void make_groups(UnitState& unit, int index, const std::vector<Found>& found, co
   }
 }
 
-Target target_of(const runtime::Options& options, const runtime::RankGroups& ranks,
-                 const device::Device& device) {
+Target target_of(const runtime::RankGroups& ranks, const device::Device& device) {
   const bool on_host = device.gpu() < 0;
-  const bool rows = runtime::shards_gradients(options.strategy) && options.fused &&
-                    ranks.shard.lanes().collectives() == nullptr &&
-                    ranks.shard.ranks() <= device::kMaxRowRanks;
   return {.place = on_host ? at::Device(at::kCPU)
                            : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device.gpu())),
-          .dtype = options.model_dtype,
-          .row_exchange_bytes = rows ? options.row_exchange_bytes : -1,
-          .wire = options.wire_dtype,
+          .rows = ranks.shard.lanes().collectives() == nullptr && ranks.shard.ranks() <= device::kMaxRowRanks,
           .ranks = ranks.shard.ranks(),
           .rank = ranks.shard.rank(),
           .replicas = ranks.replicate == nullptr ? 1 : ranks.replicate->ranks(),
-          .replica = ranks.replicate == nullptr ? 0 : ranks.replicate->rank(),
-          .main_over_replicas = options.shard_optimizer_over_replicas};
+          .replica = ranks.replicate == nullptr ? 0 : ranks.replicate->rank()};
 }
 
 std::shared_ptr<runtime::ShardedModel> shard_over(const runtime::RankGroups& ranks,
@@ -238,21 +223,11 @@ std::shared_ptr<runtime::ShardedModel> shard_over(const runtime::RankGroups& ran
   require(runtime::find_unit(*root).unit < 0,
           "fully_shard: the root module is already a unit of a sharded model");
   Walk walk;
-  std::vector<UnitState> units = make_units(root, specs, walk);
+  std::vector<UnitState> units = make_units(root, specs, options, walk);
   walk.visit(*root, "", 0);
   if (device == nullptr) device = std::make_unique<device::HostDevice>();
-  check_mesh(options, ranks);
-  require(!options.offload || runtime::shards_optimizer(options.strategy), "offload with strategy ",
-          runtime::to_string(options.strategy),
-          ": every rank would update the whole model in host memory; use optim, optim_grads or "
-          "optim_grads_params");
-  require(!options.prefetch_bytes || *options.prefetch_bytes >= 0,
-          "fully_shard: prefetch_bytes = ", options.prefetch_bytes.value_or(0),
-          "; expected 0 or more, or nothing");
-  require(!options.divisor || *options.divisor > 0, "fully_shard: divisor = ", options.divisor.value_or(1),
-          "; expected a number above 0");
-  check_wire(options, ranks.shard);
-  const Target target = target_of(options, ranks, *device);
+  for (const UnitState& unit : units) check_options(unit.options, ranks, unit.name);
+  const Target target = target_of(ranks, *device);
   for (const Found& found : walk.found) check_parameter(found, target.place);
   check_overlaps(walk.found);
   std::vector<std::shared_ptr<Parameter>> parameters(walk.found.size());

@@ -36,7 +36,7 @@ const layout::Segment* segment_of(const Parameter& parameter, int rank) {
 Rows LateRows::of(const Parameter& parameter) const {
   const ParameterGroup& group = *parameter.group;
   const bool summed_by_us = group.rows == nullptr && peers_.addressable() && peers_.ranks() > 1;
-  if (at_least_ < 0 || !summed_by_us || parameter.sizes.size() < 2) return {};
+  if (at_least_ < 0 || !summed_by_us || group.rounds_sums() || parameter.sizes.size() < 2) return {};
   if (group.layout->full_numel() < at_least_) return {};
   const layout::Segment* segment = segment_of(parameter, peers_.rank());
   const int64_t row = row_elements(parameter);

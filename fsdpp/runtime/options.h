@@ -5,6 +5,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <variant>
 
 namespace fsdpp::runtime {
 
@@ -40,14 +41,35 @@ enum class Combine {
   sum,
 };
 
+/// Where full weights go when a unit's forward ends, as FSDP2's reshard_after_forward says it: true: nowhere,
+/// they are gathered again from all ranks that shard; false: they stay; n, a divisor of these ranks: sharded
+/// over n neighbours, from which they are gathered until new weights are published. They lie in memory of
+/// their own, 1/n of the weights. Where a step is not a forward of the root, n is as true.
+using Reshard = std::variant<bool, int>;
+
+/// How main weights are stored: what optimizers update.
+enum class MainWeights {
+  fp32,
+  model_dtype,  // as the model reads them: half the memory, and an update below half a unit in the last place
+                // is lost
+};
+
 struct Options {
   Strategy strategy = Strategy::optim_grads_params;
   Combine combine = Combine::mean;
   /// What the sum is divided by instead.
   std::optional<double> divisor;
   /// Of the weights that the model reads and that are gathered; nothing: each parameter keeps its own. Main
-  /// weights are fp32 either way, and taken from the parameters before they are rounded to this.
+  /// weights are taken from the parameters before they are rounded to this.
   std::optional<c10::ScalarType> model_dtype;
+  MainWeights main_weights = MainWeights::fp32;
+  /// Of gradients while they add up, and of the shards' `.grad`: fp32 or bf16. Ranks' are summed in fp32 and
+  /// rounded once, when they are stored or added. Where slots carry a window's sum (no_shard, optim) they
+  /// have this dtype, also on the wire. bf16 microbatches 256 and 1 add up to 256.
+  c10::ScalarType accumulation_dtype = c10::ScalarType::Float;
+  /// Floating-point tensors that the root's forward returns are cast to it (a unit's: UnitChoice); nothing:
+  /// they stay as they are.
+  std::optional<c10::ScalarType> output_dtype;
   /// Embeddings of at least so many bytes are exchanged by rows where their unit asks for it (see UnitSpec),
   /// the strategy shards weights and ranks address each other's memory; negative: never.
   int64_t row_exchange_bytes = int64_t{64} << 20;
@@ -55,8 +77,10 @@ struct Options {
   /// halves slots and traffic, and rounds what each rank contributes to others' shards. Where every backward
   /// reduces, so that no slot carries a window's sum, and ranks address each other's memory.
   c10::ScalarType wire_dtype = c10::ScalarType::Float;
+  /// Under optim_grads_params; other strategies' weights stay in any case.
+  Reshard reshard_after_forward = true;
   /// Under optim_grads_params, full weights with memory of their own, where they stay: gathered once per
-  /// publication, not in each forward and backward (as under FSDP2's reshard_after_forward=False), and this
+  /// publication, not in each forward and backward (as with reshard_after_forward = false), and this
   /// rank's shard is published in place. Units of up to so many bytes in all, the root and the last ones
   /// first; negative: every unit.
   int64_t keep_gathered_bytes = 0;
@@ -86,6 +110,21 @@ struct Options {
   bool delay_wgrad = false;
   bool fused = true;  // fused layers write their weight gradients straight into the gradient slot
 };
+
+/// What a unit chooses for itself (UnitSpec::choice). What it leaves open, and what is not here, is as
+/// Options say for all. Equal on all ranks.
+struct UnitChoice {
+  std::optional<Strategy> strategy;
+  std::optional<c10::ScalarType> model_dtype;
+  std::optional<MainWeights> main_weights;
+  std::optional<c10::ScalarType> accumulation_dtype;
+  std::optional<c10::ScalarType> wire_dtype;
+  std::optional<c10::ScalarType> output_dtype;  // nothing: outputs stay as they are
+  std::optional<Reshard> reshard_after_forward;
+};
+
+/// `options` as the unit that made `choice` has them.
+[[nodiscard]] Options with(const Options& options, const UnitChoice& choice);
 
 [[nodiscard]] std::string to_string(Strategy strategy);
 /// Throws UsageError that lists the names there are.

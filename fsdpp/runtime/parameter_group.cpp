@@ -14,9 +14,13 @@
 namespace fsdpp::runtime {
 namespace {
 
-constexpr auto kFp32Bytes = static_cast<int64_t>(sizeof(float));
+at::TensorOptions main_options(const ParameterGroup& group) {
+  return at::TensorOptions(group.main_place).dtype(group.main_dtype);
+}
 
-at::TensorOptions fp32_at(at::Device place) { return at::TensorOptions(place).dtype(at::kFloat); }
+Elements main_from(const ParameterGroup& group, int64_t element) {
+  return {group.main->data() + group.main_bytes(element), group.main_dtype, group.main_place};
+}
 
 // The storage keeps whatever it points at alive, also when a view outlives the sharded model.
 template <class Owner>
@@ -35,38 +39,40 @@ void point_parameter(const Parameter& parameter, const c10::Storage& storage, in
   parameter.full.set_data(view);
 }
 
-void make_shards(ParameterGroup& group, Strategy strategy) {
-  auto* base = reinterpret_cast<float*>(group.main->data());
+void make_shards(ParameterGroup& group) {
   for (const auto& parameter : group.parameters) {
-    if (shards_optimizer(strategy)) {
-      parameter->shard = at::empty({0}, fp32_at(group.main_place));
+    if (shards_optimizer(group.strategy)) {
+      parameter->shard = at::empty({0}, main_options(group));
     } else {
-      parameter->shard = tensor_over(group.main, base + group.layout->parameter_offset(parameter->index),
-                                     parameter->sizes, fp32_at(group.main_place));
+      const Elements main = main_from(group, group.layout->parameter_offset(parameter->index));
+      parameter->shard = tensor_over(group.main, main.data, parameter->sizes, main_options(group));
     }
   }
-  if (shards_optimizer(strategy)) {
+  if (shards_optimizer(group.strategy)) {
     for (const layout::Segment& segment : group.main_layout->segments(group.main_part)) {
       Parameter& parameter = *group.parameters[static_cast<std::size_t>(segment.parameter)];
       parameter.shard_offset = group.main_offset + segment.shard_offset;
-      parameter.shard =
-          tensor_over(group.main, base + segment.shard_offset, {segment.count}, fp32_at(group.main_place));
+      parameter.shard = tensor_over(group.main, main_from(group, segment.shard_offset).data, {segment.count},
+                                    main_options(group));
     }
   }
-  for (const auto& parameter : group.parameters) parameter->shard.set_requires_grad(group.trainable);
+  for (const auto& parameter : group.parameters) {
+    parameter->shard.set_requires_grad(group.trainable);
+    if (group.trainable && group.gradient_dtype != group.main_dtype)
+      parameter->shard.set_grad_dtype(group.gradient_dtype);
+  }
 }
 
-void copy_main_weights(ParameterGroup& group, Strategy strategy) {
-  auto* base = reinterpret_cast<float*>(group.main->data());
-  const int64_t held = shards_optimizer(strategy) ? group.main_numel() : group.layout->full_numel();
-  at::from_blob(base, {held}, fp32_at(group.main_place)).fill_(std::numeric_limits<double>::quiet_NaN());
+void copy_main_weights(ParameterGroup& group) {
+  const bool sharded = shards_optimizer(group.strategy);
+  const int64_t held = sharded ? group.main_numel() : group.layout->full_numel();
+  main_from(group, 0).tensor(held).fill_(std::numeric_limits<double>::quiet_NaN());
   for (int part = 0; part < group.main_layout->ranks(); ++part) {
-    if (shards_optimizer(strategy) && part != group.main_part) continue;
-    const int64_t start = shards_optimizer(strategy) ? 0 : part * group.main_numel();
+    if (sharded && part != group.main_part) continue;
+    const int64_t start = sharded ? 0 : part * group.main_numel();
     for (const layout::Segment& segment : group.main_layout->segments(part)) {
       copy_elements(group.parameters[static_cast<std::size_t>(segment.parameter)]->full,
-                    segment.parameter_offset, segment.count, base + start + segment.shard_offset,
-                    group.main_place);
+                    segment.parameter_offset, segment.count, main_from(group, start + segment.shard_offset));
     }
   }
 }
@@ -83,16 +89,16 @@ at::Tensor tensor_over(std::shared_ptr<void> owner, void* data, at::IntArrayRef 
   return at::from_blob(data, sizes, [owner = std::move(owner)](void*) {}, options);
 }
 
-void copy_elements(const at::Tensor& parameter, int64_t offset, int64_t count, float* target,
-                   at::Device place) {
-  const at::Tensor flat = parameter.detach().reshape({-1}).narrow(0, offset, count);
-  at::from_blob(target, {count}, fp32_at(place)).copy_(flat);
+at::Tensor Elements::tensor(int64_t count) const {
+  return at::from_blob(data, {count}, at::TensorOptions(place).dtype(dtype));
 }
 
-void cast_elements(const float* source, int64_t count, at::ScalarType dtype, std::byte* target,
-                   at::Device place) {
-  const at::Tensor from = at::from_blob(const_cast<float*>(source), {count}, fp32_at(place));
-  at::from_blob(target, {count}, at::TensorOptions(place).dtype(dtype)).copy_(from);
+void copy_elements(const at::Tensor& parameter, int64_t offset, int64_t count, const Elements& target) {
+  target.tensor(count).copy_(parameter.detach().reshape({-1}).narrow(0, offset, count));
+}
+
+void cast_elements(const Elements& source, int64_t count, const Elements& target) {
+  target.tensor(count).copy_(source.tensor(count));
 }
 
 void announce_use(device::Device& device, const char* what, const std::vector<ParameterGroup*>& groups) {
@@ -113,19 +119,19 @@ void ParameterGroup::detach() {
   real.unsafeGetStorageImpl()->set_data_ptr_noswap(owned_pointer(forbidden->data(), forbidden, place));
 }
 
-void take_over(ParameterGroup& group, Strategy strategy, bool offload, device::Device& device,
+void take_over(ParameterGroup& group, bool offload, device::Device& device,
                const std::shared_ptr<device::Ledger>& ledger) {
   const c10::InferenceMode normal(false);  // tensors made in inference mode could never be trained
   const at::NoGradGuard no_grad;
-  const bool whole = !shards_optimizer(strategy);
+  const bool whole = !shards_optimizer(group.strategy);
   const int64_t held = whole ? group.layout->full_numel() : group.main_numel();
-  const auto bytes = static_cast<std::size_t>(held * kFp32Bytes);
+  const auto bytes = static_cast<std::size_t>(group.main_bytes(held));
   group.main_place = offload ? at::Device(at::kCPU) : group.place;
   group.main = std::make_shared<device::Memory>(
       offload ? device.allocate_on_host(bytes, "main weights in host memory", ledger)
               : device.allocate(bytes, "main weights", ledger));
-  copy_main_weights(group, strategy);
-  make_shards(group, strategy);
+  copy_main_weights(group);
+  make_shards(group);
 
   const std::string message =
       text("weights of unit ", group.name,
@@ -150,11 +156,11 @@ void take_over(ParameterGroup& group, Strategy strategy, bool offload, device::D
     return;
   }
   group.weights = group.main;
-  if (group.dtype != at::kFloat) {
+  if (group.dtype != group.main_dtype) {
     group.weights = std::make_shared<device::Memory>(
         device.allocate(static_cast<std::size_t>(group.full_bytes()), "model weights", ledger));
-    cast_elements(reinterpret_cast<const float*>(group.main->data()), group.layout->full_numel(), group.dtype,
-                  group.weights->data(), group.place);
+    cast_elements(main_from(group, 0), group.layout->full_numel(),
+                  {group.weights->data(), group.dtype, group.place});
   }
   group.attach(group.weights->data());
   group.real.unsafeGetStorageImpl()->set_data_ptr_noswap(

@@ -18,6 +18,7 @@
 
 namespace fsdpp::runtime {
 
+class InnerShards;
 class RowExchange;
 
 /// How a unit's weights are used, hence exchanged.
@@ -32,13 +33,16 @@ enum class Use {
 /// Their tensors are views of one storage, `real`. Gathering points it at memory, releasing points it at a
 /// forbidden range and the tensors at `guard`, whose access error names the unit.
 struct ParameterGroup {
-  int id = 0;              // among the model's groups
-  int unit = 0;            // index of its unit
-  std::string name;        // "layers.3", with dtype or "frozen" added when the unit has several groups
-  at::ScalarType dtype{};  // of the model weights
-  at::ScalarType wire = at::kFloat;  // of the gradient slot
-  at::Device place{at::kCPU};        // where the lanes run and memory of the group lies
-  at::Device main_place{at::kCPU};   // of main weights: `place`, or the host's
+  int id = 0;        // among the model's groups
+  int unit = 0;      // index of its unit
+  std::string name;  // "layers.3", with dtype or "frozen" added when the unit has several groups
+  Strategy strategy = Strategy::optim_grads_params;  // its unit's
+  at::ScalarType dtype{};                            // of the model weights
+  at::ScalarType main_dtype = at::kFloat;            // of main weights
+  at::ScalarType gradient_dtype = at::kFloat;        // of the shards' `.grad`
+  at::ScalarType wire = at::kFloat;                  // of the gradient slot
+  at::Device place{at::kCPU};                        // where the lanes run and memory of the group lies
+  at::Device main_place{at::kCPU};                   // of main weights: `place`, or the host's
   bool trainable = true;
   std::vector<std::shared_ptr<Parameter>> parameters;
   std::shared_ptr<const layout::ShardLayout> layout;
@@ -50,15 +54,16 @@ struct ParameterGroup {
   c10::Storage real;
   c10::Storage guard;
   std::shared_ptr<device::ForbiddenRange> forbidden;
-  std::shared_ptr<device::Memory> main;     // fp32 main weights: the shard, or the whole under no_shard
+  std::shared_ptr<device::Memory> main;     // main weights: the shard, or the whole under no_shard
   std::shared_ptr<device::Memory> weights;  // no_shard only: the whole model weights; may be `main` itself
   std::optional<buffer::ShardedBuffer> published;  // but for no_shard: the ranks' published shards
   /// Where the full weights stay (full_bytes()), this rank's part being what it publishes; null: they come
   /// and go.
   std::byte* own_place = nullptr;
   Use use = Use::whole;
-  RowExchange* rows = nullptr;  // unless `use` is whole
-  at::Tensor gradient;          // shards_gradients() on a flat mesh: fp32 gradient shard, kept over steps
+  RowExchange* rows = nullptr;   // unless `use` is whole
+  InnerShards* inner = nullptr;  // where neighbours keep the weights
+  at::Tensor gradient;           // shards_gradients() on a flat mesh: the gradient shard, kept over steps
 
   [[nodiscard]] bool is_gathered() const noexcept { return use != Use::rows; }
   [[nodiscard]] int64_t element_bytes() const noexcept { return layout->element_bytes(); }
@@ -66,6 +71,11 @@ struct ParameterGroup {
   [[nodiscard]] int64_t shard_bytes() const noexcept { return layout->shard_numel() * element_bytes(); }
   /// Elements of main weights on this rank under a strategy that shards them.
   [[nodiscard]] int64_t main_numel() const noexcept { return main_layout->shard_numel(); }
+  [[nodiscard]] int64_t main_bytes(int64_t elements) const noexcept {
+    return elements * static_cast<int64_t>(c10::elementSize(main_dtype));
+  }
+  /// Sums are made in fp32 and then rounded to where they are stored.
+  [[nodiscard]] bool rounds_sums() const noexcept { return gradient_dtype != at::kFloat; }
   [[nodiscard]] int64_t slot_bytes() const noexcept {
     return layout->full_numel() * static_cast<int64_t>(c10::elementSize(wire));
   }
@@ -92,20 +102,28 @@ void announce_use(device::Device& device, const char* what, const std::vector<Pa
 [[nodiscard]] at::Tensor tensor_over(std::shared_ptr<void> owner, void* data, at::IntArrayRef sizes,
                                      at::TensorOptions options);
 
-/// Copies `parameter`'s elements [offset, offset + count) as fp32 to `target`, which lies at `place`.
-void copy_elements(const at::Tensor& parameter, int64_t offset, int64_t count, float* target,
-                   at::Device place = at::kCPU);
+/// Elements in memory.
+struct Elements {
+  std::byte* data;
+  at::ScalarType dtype;
+  at::Device place = at::kCPU;
 
-/// Writes `count` fp32 elements as `dtype` to `target`, rounding to nearest even; both lie at `place`.
-void cast_elements(const float* source, int64_t count, at::ScalarType dtype, std::byte* target,
-                   at::Device place = at::kCPU);
+  /// [count], borrowed.
+  [[nodiscard]] at::Tensor tensor(int64_t count) const;
+};
+
+/// Copies `parameter`'s elements [offset, offset + count) to `target`.
+void copy_elements(const at::Tensor& parameter, int64_t offset, int64_t count, const Elements& target);
+
+/// Copies `count` elements, rounding to nearest even where `target` has fewer bits; both at one place.
+void cast_elements(const Elements& source, int64_t count, const Elements& target);
 
 /// Takes the parameters' present values into main weights (the rank's shard, or the whole under no_shard),
 /// makes the shards that optimizers update, and re-points the parameters: attached under no_shard, else
 /// detached. `offload`: main weights lie in host memory. Padding is filled with NaN, so that a read of it
-/// shows. `group` has name, dtype, place, parameters and layouts set; its parameters may lie elsewhere until
-/// now.
-void take_over(ParameterGroup& group, Strategy strategy, bool offload, device::Device& device,
+/// shows. `group` has name, strategy, dtypes, place, parameters and layouts set; its parameters may lie
+/// elsewhere until now.
+void take_over(ParameterGroup& group, bool offload, device::Device& device,
                const std::shared_ptr<device::Ledger>& ledger);
 
 }  // namespace fsdpp::runtime

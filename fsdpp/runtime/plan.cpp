@@ -18,7 +18,12 @@ std::vector<Visit> structural_visits(std::span<const int> order) {
 
 std::size_t prefetched(std::span<const Visit> ahead, std::span<const Sized> units,
                        std::optional<int64_t> budget) {
-  if (!budget) return std::min<std::size_t>(ahead.size(), 1);
+  if (!budget) {
+    const auto next = std::find_if(ahead.begin(), ahead.end(), [&](const Visit& visit) {
+      return !units[static_cast<std::size_t>(visit.unit)].here;
+    });
+    return static_cast<std::size_t>(next - ahead.begin()) + (next != ahead.end() ? 1 : 0);
+  }
   int64_t bytes = 0;
   std::size_t count = 0;
   for (const Visit& visit : ahead) {

@@ -15,14 +15,15 @@ namespace fsdpp::runtime {
 struct Sized {
   std::string name;
   int64_t bytes;
+  bool here = false;  // weights that are never gathered, since each rank has them whole
 };
 
 /// The visits of a first pass, from the structure alone: units in `order`, the root (unit 0, which must come
 /// first) around all others.
 [[nodiscard]] std::vector<Visit> structural_visits(std::span<const int> order);
 
-/// How many of the units that are expected next (`ahead`) are gathered in advance: the next one; or, with
-/// `budget` (bytes), as many as fit in it together, in their order.
+/// How many of the units that are expected next (`ahead`) are gathered in advance: up to the next one that is
+/// gathered at all; or, with `budget` (bytes), as many as fit in it together, in their order.
 [[nodiscard]] std::size_t prefetched(std::span<const Visit> ahead, std::span<const Sized> units,
                                      std::optional<int64_t> budget);
 

@@ -18,21 +18,20 @@ constexpr const char* kKept = "full weights that stay";
 
 Publisher::Publisher(Peers& peers, Peers* replicas, comm::PeerGroup& whole,
                      std::vector<ParameterGroup*> groups, const std::vector<ParameterGroup*>& kept,
-                     Strategy strategy, bool offload, std::shared_ptr<device::Ledger> ledger)
+                     bool offload, std::shared_ptr<device::Ledger> ledger)
     : peers_(peers),
       replicas_(replicas),
       groups_(std::move(groups)),
-      strategy_(strategy),
       offload_(offload),
       ledger_(std::move(ledger)) {
   for (auto& epochs : awaited_) epochs.resize(groups_.size());
-  if (!shards_optimizer(strategy_)) return;
   const auto stays = [&](const ParameterGroup* group) {
     return std::find(kept.begin(), kept.end(), group) != kept.end();
   };
   std::vector<int64_t> offsets;
   for (const ParameterGroup* group : groups_) {
     offsets.push_back(published_bytes_ + kept_bytes_);
+    if (!shards_optimizer(group->strategy)) continue;
     const int64_t bytes = round_up(stays(group) ? group->full_bytes() : group->shard_bytes(), kAlignment);
     (stays(group) ? kept_bytes_ : published_bytes_) += bytes;
   }
@@ -40,7 +39,9 @@ Publisher::Publisher(Peers& peers, Peers* replicas, comm::PeerGroup& whole,
   memory_ = allocate(whole);
   ledger_->add(kPurpose, published_bytes_);
   ledger_->add(kKept, kept_bytes_);
-  for (std::size_t i = 0; i < groups_.size(); ++i) place(*groups_[i], offsets[i], stays(groups_[i]));
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    if (shards_optimizer(groups_[i]->strategy)) place(*groups_[i], offsets[i], stays(groups_[i]));
+  }
 }
 
 // Memory that the ranks that shard can read, and the replicas if these read each other's.
@@ -131,7 +132,12 @@ void Publisher::publish(const std::function<void()>& update) {
   published_ = device.record(LaneKind::gather);
   // Without a gather to wait for, the compute lane reads here what the transform wrote; and no lane is left
   // behind at the end of a step.
-  if (update || !shards_optimizer(strategy_)) device.wait(LaneKind::compute, published_);
+  if (update || any_whole()) device.wait(LaneKind::compute, published_);
+}
+
+bool Publisher::any_whole() const {
+  return std::any_of(groups_.begin(), groups_.end(),
+                     [](const ParameterGroup* group) { return !shards_optimizer(group->strategy); });
 }
 
 // What no operation names: the optimizer, any optimizer, read gradients and wrote main weights on the compute
@@ -147,18 +153,22 @@ void Publisher::announce_update(const ParameterGroup& group) {
 }
 
 void Publisher::transform(ParameterGroup& group) {
-  const bool sharded = shards_optimizer(strategy_);
+  const bool sharded = shards_optimizer(group.strategy);
   std::byte* target =
       sharded ? group.published->local() + group.main_offset * group.element_bytes() : group.weights->data();
   if (target == group.main->data()) return;  // the model reads the main weights themselves
   if (offload_) return send_up(group, target);
   const int64_t count = sharded ? group.main_numel() : group.layout->full_numel();
-  const auto* source = reinterpret_cast<const float*>(group.main->data());
-  device::Access access{{{source, static_cast<std::size_t>(count) * sizeof(float)}},
-                        {{target, static_cast<std::size_t>(count * group.element_bytes())}}};
-  peers_.device().run(
-      LaneKind::gather, "publish " + group.name, std::move(access),
-      [=, dtype = group.dtype, place = group.place] { cast_elements(source, count, dtype, target, place); });
+  const Elements source{group.main->data(), group.main_dtype, group.place};
+  const Elements published{target, group.dtype, group.place};
+  const auto bytes = static_cast<std::size_t>(count * group.element_bytes());
+  const std::string what = "publish " + group.name;
+  if (group.dtype == group.main_dtype && group.dtype != at::kFloat)
+    return peers_.device().copy(LaneKind::gather, what, target, source.data, bytes);
+  device::Access access{{{source.data, static_cast<std::size_t>(group.main_bytes(count))}},
+                        {{target, bytes}}};
+  peers_.device().run(LaneKind::gather, what, std::move(access),
+                      [=] { cast_elements(source, count, published); });
 }
 
 // Cast by the host, and copied while it casts the next group.
@@ -169,13 +179,12 @@ void Publisher::send_up(ParameterGroup& group, std::byte* target) {
   if (staging.memory.data() == nullptr)
     staging.memory = device.allocate_on_host(bytes, "weights on their way up", ledger_);
   if (staging.sent) device.wait(LaneKind::host, *staging.sent);
-  const auto* source = reinterpret_cast<const float*>(group.main->data());
-  std::byte* cast = staging.memory.data();
-  device::Access access{{{source, group.main->bytes()}}, {{cast, bytes}}};
-  device.run(
-      LaneKind::host, "cast " + group.name, std::move(access),
-      [=, count = group.main_numel(), dtype = group.dtype] { cast_elements(source, count, dtype, cast); });
-  device.copy(LaneKind::gather, "publish " + group.name, target, cast, bytes);
+  const Elements source{group.main->data(), group.main_dtype};
+  const Elements cast{staging.memory.data(), group.dtype};
+  device::Access access{{{source.data, group.main->bytes()}}, {{cast.data, bytes}}};
+  device.run(LaneKind::host, "cast " + group.name, std::move(access),
+             [=, count = group.main_numel()] { cast_elements(source, count, cast); });
+  device.copy(LaneKind::gather, "publish " + group.name, target, cast.data, bytes);
   staging.sent = device.record(LaneKind::gather);
 }
 

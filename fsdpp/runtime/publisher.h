@@ -26,8 +26,7 @@ class Publisher {
   /// them. `groups` must outlive it.
   /// `replicas`: who has the other parts of this rank's shard of main weights; null: nobody, it has all.
   Publisher(Peers& peers, Peers* replicas, comm::PeerGroup& whole, std::vector<ParameterGroup*> groups,
-            const std::vector<ParameterGroup*>& kept, Strategy strategy, bool offload,
-            std::shared_ptr<device::Ledger> ledger);
+            const std::vector<ParameterGroup*>& kept, bool offload, std::shared_ptr<device::Ledger> ledger);
   ~Publisher();
 
   /// Collective: waits until every peer has finished with the last epoch, transforms main weights to model
@@ -48,6 +47,7 @@ class Publisher {
 
  private:
   [[nodiscard]] std::shared_ptr<comm::PeerMemory> allocate(comm::PeerGroup& whole);
+  [[nodiscard]] bool any_whole() const;
   void place(ParameterGroup& group, int64_t offset, bool stays);
   void transform(ParameterGroup& group);
   void send_up(ParameterGroup& group, std::byte* target);
@@ -58,7 +58,6 @@ class Publisher {
   Peers& peers_;
   Peers* replicas_;
   std::vector<ParameterGroup*> groups_;
-  Strategy strategy_;
   bool offload_;
   std::shared_ptr<device::Ledger> ledger_;
   std::shared_ptr<comm::PeerMemory> memory_;           // of the ranks that shard

@@ -1,6 +1,7 @@
 #include "fsdpp/runtime/reduce_turns.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "fsdpp/base/error.h"
 
@@ -15,7 +16,7 @@ ReduceTurns::ReduceTurns(const std::vector<std::vector<ParameterGroup*>>& units,
 }
 
 void ReduceTurns::begin(bool last) {
-  require(!open_ || next_ == 0, "a backward begins while unit ",
+  require(!open_ || !any_reduced(), "a backward begins while unit ",
           open_ && next_ < order_.size() ? order_[next_]->name : "",
           " and others have still to be reduced for an earlier one; run backward_dw() (or, by hand, "
           "finish_reduces()) first, or before it no unit's");
@@ -26,7 +27,7 @@ void ReduceTurns::begin(bool last) {
   next_ = 0;
   open_ = true;
   last_ = last;
-  owed_ = owed_ || last || reducer_.reduces_every_backward();
+  owed_ = owed_ || last;
   reducer_.begin(last);
 }
 
@@ -39,16 +40,26 @@ void ReduceTurns::complete(int unit) {
   }
 }
 
+bool ReduceTurns::any_reduced() const noexcept {
+  return std::any_of(reduced_.begin(), reduced_.end(), std::identity());
+}
+
+// Only a window's end reduces gradients that are not sharded.
+bool ReduceTurns::is_due(const ParameterGroup& group) const noexcept {
+  return owed_ || shards_gradients(group.strategy);
+}
+
 void ReduceTurns::advance() {
-  if (!owed_) return;
   while (next_ < order_.size() && complete_[static_cast<std::size_t>(order_[next_]->unit)]) reduce_next();
 }
 
 // What is refused is so before anything is done, and the group keeps its turn.
 void ReduceTurns::reduce_next() {
   ParameterGroup* group = order_[next_];
-  reducer_.check(*group);
+  const bool due = is_due(*group);
+  if (due) reducer_.check(*group);
   ++next_;
+  if (!due) return;
   reducer_.reduce(*group);
   if (host_ != nullptr && last_) host_->follow(*group);
   reduced_[static_cast<std::size_t>(group->id)] = true;
@@ -56,10 +67,8 @@ void ReduceTurns::reduce_next() {
 
 void ReduceTurns::end() {
   if (!open_) return;
-  if (owed_) {
-    while (next_ < order_.size()) reduce_next();
-    reducer_.finish();
-  }
+  while (next_ < order_.size()) reduce_next();
+  if (owed_ || any_reduced()) reducer_.finish();
   if (host_ != nullptr && owed_ && last_) {
     host_->finish();
     reducer_.cleared();

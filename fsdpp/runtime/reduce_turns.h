@@ -43,6 +43,8 @@ class ReduceTurns {
   }
 
  private:
+  [[nodiscard]] bool any_reduced() const noexcept;
+  [[nodiscard]] bool is_due(const ParameterGroup& group) const noexcept;
   void reduce_next();
 
   const std::vector<std::vector<ParameterGroup*>>& units_;
@@ -55,7 +57,7 @@ class ReduceTurns {
   std::vector<bool> reduced_;   // per group id
   bool open_ = false;
   bool last_ = true;   // of its window, the newest backward is
-  bool owed_ = false;  // the round ends with reduces: not all its backwards leave gradients to a later one
+  bool owed_ = false;  // the round ends a window: not all its backwards leave gradients to a later one
 };
 
 }  // namespace fsdpp::runtime

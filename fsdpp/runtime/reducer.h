@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,6 +14,7 @@
 namespace fsdpp::runtime {
 
 class ReplicaGradients;
+class RoundedSums;
 
 /// What a strategy does with gradients: where contributions go, and how they become the shards' gradients.
 ///
@@ -26,8 +28,6 @@ class Reducer {
   virtual GradSink open(Parameter& parameter) = 0;
   /// Has `write` write all rows of a contribution to `parameter`, now or (some) later in this backward.
   virtual void contribute(Parameter& parameter, const RowWriter& write) = 0;
-  /// False: this strategy keeps gradients of backwards that are not a window's last.
-  [[nodiscard]] virtual bool reduces_every_backward() const noexcept = 0;
   /// A backward begins; `last`: it is its window's last.
   virtual void begin(bool last) = 0;
   /// The shards' gradients were cleared by set_to_none: memory that only they needed may go.
@@ -43,7 +43,7 @@ class Reducer {
   virtual void reduce(ParameterGroup& group) = 0;
   /// All groups of this backward have been reduced: gradients are readable when it returns.
   virtual void finish() = 0;
-  /// How slots were used in the last backward, in the order of reduces.
+  /// How slots that each backward reduces were used in the last one, in the order of reduces.
   [[nodiscard]] virtual std::span<const SlotUse> uses() const noexcept = 0;
   /// Gradients that had to leave their planned slot because the step departed from the plan.
   [[nodiscard]] virtual int64_t spills() const noexcept = 0;
@@ -52,16 +52,19 @@ class Reducer {
 /// Where gradients are sharded: contributions to planned slots; each backward ends with reduces into gradient
 /// shards. On a hybrid mesh these are `replicas` (else null), whose sum ends the window's last backward.
 [[nodiscard]] std::unique_ptr<Reducer> make_shard_reducer(Peers& peers, SlotMemory& slots,
-                                                          ReplicaGradients* replicas, float scale,
-                                                          const Options& options,
+                                                          ReplicaGradients* replicas, RoundedSums& rounded,
+                                                          float scale, const Options& options,
                                                           std::shared_ptr<device::Ledger> ledger);
 
 /// Where they are not: slots are the window's accumulators, and its last backward ends with a reduce in
 /// place, or (hybrid) into `replicas`. `whole`: with an all-reduce, and slots are the shards' gradients
 /// (no_shard); else those are this rank's parts of the slots (optim).
 [[nodiscard]] std::unique_ptr<Reducer> make_window_reducer(Peers& peers, SlotMemory& slots,
-                                                           ReplicaGradients* replicas, float scale,
-                                                           bool whole);
+                                                           ReplicaGradients* replicas, RoundedSums& rounded,
+                                                           float scale, bool whole);
+
+/// For units with several strategies: `of` each has what reduces its groups; some may share one.
+[[nodiscard]] std::unique_ptr<Reducer> make_strategy_reducer(std::map<Strategy, std::shared_ptr<Reducer>> of);
 
 /// Says that the compute lane writes `sink`, or adds to it.
 void announce_write(device::Device& device, const Parameter& parameter, const GradSink& sink);

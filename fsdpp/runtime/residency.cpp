@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "fsdpp/base/bytes.h"
+#include "fsdpp/runtime/inner_shards.h"
 
 namespace fsdpp::runtime {
 
@@ -85,13 +86,47 @@ void Residency::gather(int unit) {
   std::byte* place = entry.memory;
   for (ParameterGroup* group : entry.groups) {
     std::byte* full = stays(entry) ? group->own_place : place;
-    if (!still_there) publisher_.gather(*group, full);
+    if (!still_there) fetch(*group, full);
     group->attach(full);
     place += round_up(group->full_bytes(), kAlignment);
   }
   entry.epoch = publisher_.epoch();
   if (!still_there) entry.gathered = peers_.device().record(LaneKind::gather);
   entry.awaited = false;
+}
+
+void Residency::fetch(const ParameterGroup& group, std::byte* full) {
+  if (group.inner != nullptr && group.inner->gather(group, full, publisher_.epoch())) return;
+  publisher_.gather(group, full);
+  keep(group, full);
+}
+
+bool Residency::keeps(const ParameterGroup& group) const {
+  return keeping_ && group.inner != nullptr && !group.inner->kept(group, publisher_.epoch());
+}
+
+void Residency::keep(const ParameterGroup& group, const std::byte* full) {
+  if (keeps(group)) group.inner->keep(group, full, publisher_.epoch());
+}
+
+void Residency::complete_parts() {
+  if (!keeping_) return;
+  for (int unit = 0; unit < static_cast<int>(entries_.size()); ++unit) {
+    const Entry& entry = entries_[static_cast<std::size_t>(unit)];
+    const bool missing = std::any_of(entry.groups.begin(), entry.groups.end(),
+                                     [&](const ParameterGroup* group) { return keeps(*group); });
+    if (!missing) continue;
+    hold(unit, Hold::parts);
+    for (const ParameterGroup* group : entry.groups)  // here before the training began
+      keep(*group, static_cast<const std::byte*>(group->real.data()));
+    drop(unit, Hold::parts);
+  }
+  for (const Entry& entry : entries_) {
+    for (const ParameterGroup* group : entry.groups) {
+      if (group->inner != nullptr) group->inner->complete(publisher_.epoch());
+    }
+  }
+  keeping_ = false;
 }
 
 // The gather lane may write the unit's memory from here on.

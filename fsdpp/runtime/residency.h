@@ -14,8 +14,8 @@
 namespace fsdpp::runtime {
 
 /// A reason for a unit to stay gathered.
-enum class Hold { forward, backward, prefetch, user };
-inline constexpr int kHoldKinds = 4;
+enum class Hold { forward, backward, prefetch, user, parts };
+inline constexpr int kHoldKinds = 5;
 
 /// Which units' full weights are here, and why. A unit is released when its last hold is dropped.
 class Residency {
@@ -36,6 +36,11 @@ class Residency {
   /// Gathers in advance what `order` expects next: the next unit, or as many as Options::prefetch_bytes
   /// allows.
   void prefetch(const Order& order);
+
+  /// Training begins: gathers keep parts for neighbours (InnerShards), once per epoch.
+  void keep_parts() noexcept { keeping_ = true; }
+  /// Keeps those that no gather has kept in this epoch since keep_parts(): the epoch is complete.
+  void complete_parts();
 
   /// New weights were published: units that are here and whose own part was published in place get the rest.
   void renew();
@@ -61,6 +66,9 @@ class Residency {
   };
 
   void gather(int unit);
+  void fetch(const ParameterGroup& group, std::byte* full);
+  void keep(const ParameterGroup& group, const std::byte* full);
+  [[nodiscard]] bool keeps(const ParameterGroup& group) const;
   void take_memory(int unit);
   void await(int unit);
   void release(int unit);
@@ -74,6 +82,7 @@ class Residency {
   std::optional<int64_t> prefetch_bytes_;
   WeightArena arena_;
   int64_t gathers_ = 0;
+  bool keeping_ = false;
 };
 
 }  // namespace fsdpp::runtime

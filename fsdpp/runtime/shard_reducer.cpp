@@ -10,6 +10,7 @@
 #include "fsdpp/runtime/late_rows.h"
 #include "fsdpp/runtime/reducer.h"
 #include "fsdpp/runtime/replica_gradients.h"
+#include "fsdpp/runtime/rounded_sums.h"
 #include "fsdpp/runtime/row_exchange.h"
 
 namespace fsdpp::runtime {
@@ -19,11 +20,12 @@ using device::LaneKind;
 
 class ShardReducer final : public Reducer {
  public:
-  ShardReducer(Peers& peers, SlotMemory& slots, ReplicaGradients* replicas, float scale,
+  ShardReducer(Peers& peers, SlotMemory& slots, ReplicaGradients* replicas, RoundedSums& rounded, float scale,
                const Options& options, std::shared_ptr<device::Ledger> ledger)
       : peers_(peers),
         slots_(slots),
         replicas_(replicas),
+        rounded_(rounded),
         scale_(scale),
         late_(peers, scale, options.late_group_elements),
         keep_addresses_(options.keep_gradient_addresses),
@@ -40,8 +42,6 @@ class ShardReducer final : public Reducer {
   }
 
   void contribute(Parameter& parameter, const RowWriter& write) override;
-
-  [[nodiscard]] bool reduces_every_backward() const noexcept override { return true; }
 
   void begin(bool last) override {
     last_ = last;
@@ -85,7 +85,6 @@ class ShardReducer final : public Reducer {
 
  private:
   static constexpr const char* kPurpose = "gradient shards";
-  static constexpr auto kFp32Bytes = static_cast<int64_t>(sizeof(float));
 
   struct State {
     bool open = false;          // holds contributions of this backward
@@ -123,6 +122,7 @@ class ShardReducer final : public Reducer {
   Peers& peers_;
   SlotMemory& slots_;
   ReplicaGradients* replicas_;
+  RoundedSums& rounded_;
   std::deque<ParameterGroup*> unsummed_;  // over the replicas: the newest one's late rows come
   bool last_ = true;                      // of its window, this backward is
   float scale_;
@@ -266,7 +266,12 @@ void ShardReducer::move_into_slot(int slot) {
 
 void ShardReducer::reduce(ParameterGroup& group) {
   std::vector<buffer::ReduceTarget> outputs = targets(group);  // made in the order of the compute lane
-  if (group.is_gathered()) reduce_whole(group, outputs);
+  if (group.rounds_sums()) {
+    reduce_whole(group, rounded_.targets(group));
+    rounded_.store(group, outputs);
+  } else if (group.is_gathered()) {
+    reduce_whole(group, outputs);
+  }
   if (group.rows != nullptr) {
     const bool empty = outputs.empty();  // no element of it lies on this rank
     const bool add = group.is_gathered() || (!empty && outputs.front().add);
@@ -327,11 +332,13 @@ void ShardReducer::renew_gradient(ParameterGroup& group) {
   }
   if (held_.count(&group) == 0) {
     // On a GPU it is libtorch's memory, in turn with activations: counted with those, not by us.
-    const int64_t bytes = peers_.device().gpu() < 0 ? group.layout->shard_numel() * kFp32Bytes : 0;
+    const auto element = static_cast<int64_t>(c10::elementSize(group.gradient_dtype));
+    const int64_t bytes = peers_.device().gpu() < 0 ? group.layout->shard_numel() * element : 0;
     ledger_->add(kPurpose, bytes);
     held_[&group] = bytes;
   }
-  group.gradient = at::empty({group.layout->shard_numel()}, at::TensorOptions(group.place).dtype(at::kFloat));
+  group.gradient =
+      at::empty({group.layout->shard_numel()}, at::TensorOptions(group.place).dtype(group.gradient_dtype));
 }
 
 // Not a view in autograd's eyes: torch's optimizers detach_() gradients, which views refuse.
@@ -362,12 +369,13 @@ std::vector<buffer::ReduceTarget> ShardReducer::own_targets(ParameterGroup& grou
     at::Tensor& gradient = parameter.shard.mutable_grad();
     const bool add = gradient.defined();
     if (!add) gradient = piece_of(group.gradient, segment.shard_offset, segment.count);
-    require(
-        gradient.scalar_type() == at::kFloat && gradient.is_contiguous() && gradient.numel() == segment.count,
-        "the gradient of ", parameter.name, "'s shard was replaced by one of ", gradient.numel(),
-        " elements of type ", gradient.dtype().name(), "; expected ", segment.count,
-        " contiguous fp32 elements: clear it with zero_grad()");
-    late_.cut({segment, gradient.data_ptr<float>(), add}, parameter, result);
+    require(gradient.scalar_type() == group.gradient_dtype && gradient.is_contiguous() &&
+                gradient.numel() == segment.count,
+            "the gradient of ", parameter.name, "'s shard was replaced by one of ", gradient.numel(),
+            " elements of type ", gradient.dtype().name(), "; expected ", segment.count,
+            " contiguous elements of type ", c10::toString(group.gradient_dtype),
+            ": clear it with zero_grad()");
+    late_.cut({segment, gradient.data_ptr(), add}, parameter, result);
   }
   for (const auto& parameter : group.parameters) {
     at::Tensor& gradient = parameter->shard.mutable_grad();
@@ -380,9 +388,9 @@ std::vector<buffer::ReduceTarget> ShardReducer::own_targets(ParameterGroup& grou
 }  // namespace
 
 std::unique_ptr<Reducer> make_shard_reducer(Peers& peers, SlotMemory& slots, ReplicaGradients* replicas,
-                                            float scale, const Options& options,
+                                            RoundedSums& rounded, float scale, const Options& options,
                                             std::shared_ptr<device::Ledger> ledger) {
-  return std::make_unique<ShardReducer>(peers, slots, replicas, scale, options, std::move(ledger));
+  return std::make_unique<ShardReducer>(peers, slots, replicas, rounded, scale, options, std::move(ledger));
 }
 
 }  // namespace fsdpp::runtime

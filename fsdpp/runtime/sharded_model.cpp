@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -40,14 +41,15 @@ void announce_read(device::Device& device, const ParameterGroup& group) {
 
 // This rank's gradients of `group` at their places in a shard, and behind it, per parameter, whether it has
 // one here.
-void fill_gradient_shard(const ParameterGroup& group, bool whole, float* shard) {
+void fill_gradient_shard(const ParameterGroup& group, float* shard) {
+  const bool whole = !shards_optimizer(group.strategy);
   float* defined = shard + group.main_numel();
   for (const auto& parameter : group.parameters) *defined++ = parameter->shard.grad().defined() ? 1 : 0;
   for (const layout::Segment& segment : group.main_layout->segments(group.main_part)) {
     const at::Tensor gradient = group.parameters[static_cast<std::size_t>(segment.parameter)]->shard.grad();
     if (!gradient.defined()) continue;
     copy_elements(gradient, whole ? segment.parameter_offset : 0, segment.count,
-                  shard + segment.shard_offset);
+                  {reinterpret_cast<std::byte*>(shard + segment.shard_offset), at::kFloat});
   }
 }
 
@@ -133,7 +135,7 @@ comm::PeerGroup* ShardedModel::counted() const {
 device::Device& ShardedModel::device() const { return *core_->device; }
 bool ShardedModel::at_rest() const { return core_->residency->at_rest(); }
 std::shared_ptr<Pass> ShardedModel::enter(int unit) { return core_->enter(unit); }
-void ShardedModel::leave(const std::shared_ptr<Pass>& pass, const at::Tensor& output) {
+void ShardedModel::leave(const std::shared_ptr<Pass>& pass, at::Tensor& output) {
   core_->leave(pass, output);
 }
 void ShardedModel::finish(const std::shared_ptr<Pass>& pass, bool raised) { core_->finish(pass, raised); }
@@ -148,16 +150,34 @@ std::vector<ShardedModel::ShardRun> ShardedModel::shard_runs() const {
   std::vector<ShardRun> runs;
   for (const auto& parameter : core_->parameters) {
     const ParameterGroup& group = *parameter->group;
-    auto* main = parameter->shard.numel() == 0 ? nullptr : parameter->shard.data_ptr<float>();
-    const int64_t in_main = main == nullptr ? 0 : main - reinterpret_cast<float*>(group.main->data());
+    auto* main =
+        parameter->shard.numel() == 0 ? nullptr : static_cast<std::byte*>(parameter->shard.data_ptr());
+    const int64_t in_main = main == nullptr ? 0 : (main - group.main->data()) / group.main_bytes(1);
     const int64_t offset = in_main + (group.published ? group.main_offset : 0);
     std::byte* model = group.published ? group.published->local() : group.weights->data();
     if (model == group.main->data()) model = nullptr;
-    runs.push_back({parameter->shard, main,
+    auto* fp32 = group.main_dtype == at::kFloat ? reinterpret_cast<float*>(main) : nullptr;
+    runs.push_back({parameter->shard, fp32,
                     model == nullptr ? nullptr : model + offset * group.element_bytes(), group.dtype,
-                    parameter->shard.numel()});
+                    parameter->shard.numel(), core_->counts_here(group)});
   }
   return runs;
+}
+
+bool ShardedModel::all_fp32() const {
+  return std::all_of(core_->groups.begin(), core_->groups.end(), [](const ParameterGroup* group) {
+    return group->main_dtype == at::kFloat && group->gradient_dtype == at::kFloat;
+  });
+}
+
+std::vector<at::Tensor> ShardedModel::counted_gradients() const {
+  std::vector<at::Tensor> result;
+  for (const auto& parameter : core_->parameters) {
+    const at::Tensor& gradient = parameter->shard.grad();
+    if (gradient.defined() && gradient.numel() > 0 && core_->counts_here(*parameter->group))
+      result.push_back(gradient);
+  }
+  return result;
 }
 
 std::vector<UnitReport> ShardedModel::units() const {
@@ -187,9 +207,11 @@ Counters ShardedModel::counters() const {
 std::string ShardedModel::memory_plan() const {
   const layout::ArenaPlan& weights = core_->residency->arena().plan();
   const layout::ArenaPlan& slots = core_->slots->plan();
+  const layout::ArenaPlan& windows = core_->window_slots->plan();
   return text("full weights: arena of ", human_bytes(weights.bytes()), " for ", weights.buffers().size(),
               " units (no plan needs less than ", human_bytes(weights.lower_bound_bytes()),
-              "); gradient slots: ", human_bytes(slots.bytes()), " for ", slots.buffers().size(),
+              "); gradient slots: ", human_bytes(slots.bytes() + windows.bytes()), " for ",
+              slots.buffers().size() + windows.buffers().size(),
               " groups; published weights: ", human_bytes(core_->publisher->bytes()),
               "; full weights that stay: ", human_bytes(core_->publisher->kept_bytes()), "; lanes through ",
               core_->ranks.shard.lanes().describe());
@@ -227,7 +249,6 @@ std::vector<at::Tensor> ShardedModel::full_gradients() {
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> whole(core_->parameters.size());
-  const bool replicated = !shards_optimizer(core_->options.strategy);
   comm::PeerGroup& owners = core_->owners().group();
   core_->device->wait(LaneKind::host, core_->device->record(LaneKind::compute));
   for (const ParameterGroup* group : core_->groups) {
@@ -237,7 +258,7 @@ std::vector<at::Tensor> ShardedModel::full_gradients() {
     const auto memory =
         owners.allocate((static_cast<std::size_t>(count) + parameters) * sizeof(float), "gradients to read");
     announce_read(*core_->device, *group);
-    fill_gradient_shard(*group, replicated, reinterpret_cast<float*>(memory->peer(owners.rank())));
+    fill_gradient_shard(*group, reinterpret_cast<float*>(memory->peer(owners.rank())));
     owners.barrier();
     at::Tensor flat = at::empty({group->layout->full_numel()}, at::kFloat);  // on the host
     std::vector<bool> defined(parameters, true);                             // on every rank
@@ -271,14 +292,15 @@ void ShardedModel::load_weights(const std::vector<at::Tensor>& weights) {
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const Parameter& parameter = *core_->parameters[i];
     const ParameterGroup& group = *parameter.group;
-    if (!shards_optimizer(core_->options.strategy)) {
+    if (!shards_optimizer(group.strategy)) {
       parameter.shard.detach().copy_(weights[i]);
       continue;
     }
     for (const layout::Segment& segment : group.main_layout->segments(group.main_part)) {
       if (segment.parameter != parameter.index) continue;
-      copy_elements(weights[i], segment.parameter_offset, segment.count,
-                    reinterpret_cast<float*>(group.main->data()) + segment.shard_offset, group.main_place);
+      copy_elements(
+          weights[i], segment.parameter_offset, segment.count,
+          {group.main->data() + group.main_bytes(segment.shard_offset), group.main_dtype, group.main_place});
     }
   }
   core_->weights_changed();

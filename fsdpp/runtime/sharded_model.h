@@ -47,6 +47,7 @@ struct UnitSpec {
   /// rows (Options::row_exchange_bytes). Under `rows` its module need not be entered, and nothing may read
   /// the weight but lookups; under `rows_and_whole` what else reads it enters the unit.
   Use use = Use::whole;
+  UnitChoice choice = {};
 };
 
 /// While it lives, backwards are (or are not) the window's last: where gradients are not sharded (no_shard,
@@ -87,6 +88,9 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// Throws UsageError, naming a parameter, when shards() show gradients that are this rank's part of a sum:
   /// the window's last backward has not run. `what`: who cannot go on, for the message.
   void require_complete_gradients(const char* what) const;
+
+  /// The gradients that shards() have, of those elements that this rank counts in sums over counted().
+  [[nodiscard]] std::vector<at::Tensor> counted_gradients() const;
 
   /// Clears the gradients of all shards, as torch::optim::Optimizer::zero_grad does. After a backward that
   /// raised it gives that up first, for which it waits for the peers to do so (here or in their next
@@ -161,12 +165,15 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// One entry of shards() as an optimizer's kernel sees it: `count` neighbouring weights.
   struct ShardRun {
     at::Tensor shard;        // the leaf, with its gradient
-    float* main;             // main weights
+    float* main;             // main weights; null unless they are fp32
     void* model;             // where their published form goes, or null: it is the main weights themselves
     at::ScalarType dtype{};  // of `model`
     int64_t count;           // elements; 0: nothing of it lies on this rank
+    bool counted;            // among counted(), this rank counts it
   };
   [[nodiscard]] std::vector<ShardRun> shard_runs() const;
+  /// Main weights and gradients are fp32, in every unit.
+  [[nodiscard]] bool all_fp32() const;
   /// Collective: runs `update`, which updates main weights and writes their published form on the compute
   /// lane, when no peer reads the old one any more, and publishes the new one: the next forward casts
   /// nothing.
@@ -179,7 +186,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   // For fsdpp::call. One forward through a unit: enter, the module's own forward, leave for each tensor,
   // finish.
   [[nodiscard]] std::shared_ptr<Pass> enter(int unit);
-  void leave(const std::shared_ptr<Pass>& pass, const at::Tensor& output);
+  void leave(const std::shared_ptr<Pass>& pass, at::Tensor& output);
   void finish(const std::shared_ptr<Pass>& pass, bool raised);
 
  private:

@@ -82,6 +82,12 @@ int SlotMemory::slot_of(const ParameterGroup& group) const {
   return static_cast<int>(found - groups_.begin());
 }
 
+std::vector<Sized> SlotMemory::sizes() const {
+  std::vector<Sized> result;
+  for (const ParameterGroup* group : groups_) result.push_back({group->name, group->slot_bytes()});
+  return result;
+}
+
 ByteRange SlotMemory::range(int slot) const {
   return {data(slot), static_cast<std::size_t>(group(slot).slot_bytes())};
 }
@@ -100,8 +106,9 @@ at::Tensor SlotMemory::gradient(int slot, const Parameter& parameter) const {
   return gradient_view(memory_, data(slot), parameter);
 }
 
-at::Tensor SlotMemory::over(float* data, at::IntArrayRef sizes) const {
-  return tensor_over(memory_, data, sizes, at::TensorOptions(groups_.front()->place).dtype(at::kFloat));
+at::Tensor SlotMemory::over(int slot, std::byte* data, at::IntArrayRef sizes) const {
+  const ParameterGroup& owner = group(slot);
+  return tensor_over(memory_, data, sizes, at::TensorOptions(owner.place).dtype(owner.wire));
 }
 
 at::Tensor gradient_view(std::shared_ptr<void> owner, std::byte* base, const Parameter& parameter) {

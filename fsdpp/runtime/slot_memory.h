@@ -10,6 +10,7 @@
 #include "fsdpp/layout/arena_plan.h"
 #include "fsdpp/runtime/parameter_group.h"
 #include "fsdpp/runtime/peers.h"
+#include "fsdpp/runtime/plan.h"
 
 namespace fsdpp::runtime {
 
@@ -37,6 +38,7 @@ class SlotMemory {
   [[nodiscard]] int slots() const noexcept { return static_cast<int>(groups_.size()); }
   [[nodiscard]] ParameterGroup& group(int slot) const { return *groups_.at(static_cast<std::size_t>(slot)); }
   [[nodiscard]] int slot_of(const ParameterGroup& group) const;
+  [[nodiscard]] std::vector<Sized> sizes() const;
   [[nodiscard]] const layout::ArenaPlan& plan() const noexcept { return plan_; }
 
   [[nodiscard]] std::byte* data(int slot, int rank) const { return memory_->peer(rank) + plan_.offset(slot); }
@@ -45,7 +47,7 @@ class SlotMemory {
   /// View of `parameter`'s range in its slot; keeps the memory alive.
   [[nodiscard]] at::Tensor gradient(int slot, const Parameter& parameter) const;
   /// fp32 tensor of `sizes` at `data`, which lies in this rank's slots; keeps the memory alive.
-  [[nodiscard]] at::Tensor over(float* data, at::IntArrayRef sizes) const;
+  [[nodiscard]] at::Tensor over(int slot, std::byte* data, at::IntArrayRef sizes) const;
   /// The ranks' slots as one buffer: partial, or replicate (which an all-reduce in place makes of them).
   [[nodiscard]] buffer::ShardedBuffer buffer(int slot, layout::Placement placement) const;
 

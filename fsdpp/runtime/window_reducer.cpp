@@ -7,6 +7,7 @@
 #include "fsdpp/runtime/partial_gradients.h"
 #include "fsdpp/runtime/reducer.h"
 #include "fsdpp/runtime/replica_gradients.h"
+#include "fsdpp/runtime/rounded_sums.h"
 
 namespace fsdpp::runtime {
 namespace {
@@ -15,10 +16,12 @@ using device::LaneKind;
 
 class WindowReducer final : public Reducer {
  public:
-  WindowReducer(Peers& peers, SlotMemory& slots, ReplicaGradients* replicas, float scale, bool whole)
+  WindowReducer(Peers& peers, SlotMemory& slots, ReplicaGradients* replicas, RoundedSums& rounded,
+                float scale, bool whole)
       : peers_(peers),
         slots_(slots),
         replicas_(replicas),
+        rounded_(rounded),
         scale_(scale),
         whole_(whole),
         partial_(whole),
@@ -30,8 +33,6 @@ class WindowReducer final : public Reducer {
     parameter.contributed = true;
   }
 
-  [[nodiscard]] bool reduces_every_backward() const noexcept override { return false; }
-
   void begin(bool /*last*/) override { reduced_.clear(); }
   void forget() override;
   void check(ParameterGroup& group) override {
@@ -42,7 +43,7 @@ class WindowReducer final : public Reducer {
   void reduce(ParameterGroup& group) override;
   void finish() override;
 
-  [[nodiscard]] std::span<const SlotUse> uses() const noexcept override { return reduced_; }
+  [[nodiscard]] std::span<const SlotUse> uses() const noexcept override { return {}; }
   [[nodiscard]] int64_t spills() const noexcept override { return 0; }
 
  private:
@@ -56,7 +57,7 @@ class WindowReducer final : public Reducer {
   void open_slot(int slot);
   void await_pulls(int slot);
   [[nodiscard]] at::Tensor shown(int slot, const Parameter& parameter) const;
-  [[nodiscard]] float* own_region(int slot) const;
+  [[nodiscard]] std::byte* own_region(int slot) const;
   std::vector<buffer::ReduceTarget> targets(int slot);
   void sum(int slot, const std::vector<int>& contributors);
   void sum_replicas(int slot);
@@ -65,11 +66,12 @@ class WindowReducer final : public Reducer {
   Peers& peers_;
   SlotMemory& slots_;
   ReplicaGradients* replicas_;
+  RoundedSums& rounded_;
   float scale_;
   bool whole_;
   PartialGradients partial_;
   std::vector<State> states_;
-  std::vector<SlotUse> reduced_;
+  std::vector<int> reduced_;  // slots, in order
 };
 
 // Peers have read what the slot held, and gradients of the last window that lie in it move out: it may be
@@ -103,15 +105,15 @@ void WindowReducer::await_pulls(int slot) {
   peers_.wait_all(LaneKind::compute, "pulled " + group.name, Channel::pulled(group.id), current.sequence);
 }
 
-float* WindowReducer::own_region(int slot) const {
-  return reinterpret_cast<float*>(slots_.data(slot)) +
-         peers_.rank() * slots_.group(slot).layout->shard_numel();
+std::byte* WindowReducer::own_region(int slot) const {
+  return slots_.data(slot) + peers_.rank() * slots_.group(slot).slot_bytes() / peers_.ranks();
 }
 
 // What `.grad` of the parameter's shard is while its gradient lies in the slot.
 at::Tensor WindowReducer::shown(int slot, const Parameter& parameter) const {
   if (whole_) return slots_.gradient(slot, parameter);
-  return slots_.over(own_region(slot) + parameter.shard_offset, {parameter.shard.numel()});
+  const auto element = static_cast<int64_t>(c10::elementSize(parameter.group->wire));
+  return slots_.over(slot, own_region(slot) + parameter.shard_offset * element, {parameter.shard.numel()});
 }
 
 GradSink WindowReducer::open(Parameter& parameter) {
@@ -127,7 +129,8 @@ GradSink WindowReducer::open(Parameter& parameter) {
 // This rank's region of its own slot: the sum is made in place, unless replicas' are to be added.
 std::vector<buffer::ReduceTarget> WindowReducer::targets(int slot) {
   if (replicas_ != nullptr) return replicas_->overwritten(slots_.group(slot), peers_.rank());
-  return buffer::whole_shard(*slots_.group(slot).layout, peers_.rank(), own_region(slot));
+  const ParameterGroup& group = slots_.group(slot);
+  return buffer::whole_shard(*group.layout, peers_.rank(), own_region(slot), element_of(group.wire));
 }
 
 // Over those that shard, then over the replicas. Of an all-reduce the first half: gather_regions() has the
@@ -135,7 +138,10 @@ std::vector<buffer::ReduceTarget> WindowReducer::targets(int slot) {
 void WindowReducer::sum(int slot, const std::vector<int>& contributors) {
   const buffer::Route route = peers_.route(LaneKind::reduce);
   const buffer::ShardedBuffer partial = slots_.buffer(slot, layout::Placement::partial);
-  if (whole_ && replicas_ == nullptr) {
+  if (slots_.group(slot).rounds_sums()) {
+    buffer::reduce(route, partial, rounded_.targets(slots_.group(slot)), contributors, scale_);
+    rounded_.store(slots_.group(slot), targets(slot));
+  } else if (whole_ && replicas_ == nullptr) {
     buffer::sum_region(route, partial, slots_.buffer(slot, layout::Placement::replicate), contributors,
                        scale_);
   } else {
@@ -169,7 +175,7 @@ void WindowReducer::reduce(ParameterGroup& group) {
   peers_.signal(LaneKind::reduce, (over ? "pulled " : "reduced ") + group.name,
                 over ? Channel::pulled(group.id) : Channel::reduced(group.id), sequence);
   current.pulls_awaited = false;
-  reduced_.push_back({slot, static_cast<int>(reduced_.size())});
+  reduced_.push_back(slot);
 }
 
 // With all gradients on every rank, the sum goes back to this rank's region, where its peers look for it.
@@ -185,12 +191,12 @@ void WindowReducer::sum_replicas(int slot) {
 // Every rank has summed its own region; the others' regions are pulled into place. The slot is the user's
 // gradient from here on, so nobody may still read it when this returns.
 void WindowReducer::gather_regions() {
-  for (const SlotUse& use : reduced_) {
-    const ParameterGroup& group = slots_.group(use.slot);
-    const uint32_t sequence = state(use.slot).sequence;
+  for (const int slot : reduced_) {
+    const ParameterGroup& group = slots_.group(slot);
+    const uint32_t sequence = state(slot).sequence;
     peers_.wait_all(LaneKind::reduce, "reduced " + group.name, Channel::reduced(group.id), sequence);
     buffer::collect_regions(peers_.route(LaneKind::reduce),
-                            slots_.buffer(use.slot, layout::Placement::replicate));
+                            slots_.buffer(slot, layout::Placement::replicate));
     peers_.signal(LaneKind::reduce, "pulled " + group.name, Channel::pulled(group.id), sequence);
   }
 }
@@ -200,24 +206,24 @@ void WindowReducer::finish() {
   if (whole_) gather_regions();
   peers_.device().wait(LaneKind::compute, peers_.device().record(LaneKind::reduce));
   if (replicas_ != nullptr) replicas_->finish();
-  for (const SlotUse& use : reduced_) {
-    if (whole_) await_pulls(use.slot);
-    for (const auto& parameter : slots_.group(use.slot).parameters) {
+  for (const int slot : reduced_) {
+    if (whole_) await_pulls(slot);
+    for (const auto& parameter : slots_.group(slot).parameters) {
       at::Tensor& gradient = parameter->shard.mutable_grad();
       if (!whole_ && replicas_ != nullptr && gradient.defined()) gradient = replicas_->shown(*parameter);
       partial_.close(*parameter);
       parameter->contributed = false;
     }
-    state(use.slot).open = false;
-    slots_.move(use.slot, device::State::closed);
+    state(slot).open = false;
+    slots_.move(slot, device::State::closed);
   }
 }
 
 }  // namespace
 
 std::unique_ptr<Reducer> make_window_reducer(Peers& peers, SlotMemory& slots, ReplicaGradients* replicas,
-                                             float scale, bool whole) {
-  return std::make_unique<WindowReducer>(peers, slots, replicas, scale, whole);
+                                             RoundedSums& rounded, float scale, bool whole) {
+  return std::make_unique<WindowReducer>(peers, slots, replicas, rounded, scale, whole);
 }
 
 }  // namespace fsdpp::runtime

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
@@ -83,8 +84,14 @@ class Rank {
                              .delay_wgrad = c_.delayed,
                              .fused = c_.fused};
     if (c_.bf16) options.model_dtype = at::kBFloat16;
+    if (c_.narrow) {
+      options.accumulation_dtype = at::kBFloat16;
+      options.main_weights = runtime::MainWeights::model_dtype;
+    }
+    if (c_.inner > 0) options.reshard_after_forward = c_.inner;
     std::vector<runtime::UnitSpec> units = net_->units_with_rows();
     if (!c_.rows) units.erase(units.begin());
+    if (c_.by_unit) choose_strategies(units);
     if (c_.replicas > 1) {
       mesh_ = std::make_unique<comm::MeshGroup>(group, comm::hybrid_mesh(c_.ranks, c_.replicas));
       if (c_.c10d) talk_through_c10d(mesh_->along("replicate"));
@@ -116,6 +123,18 @@ class Rank {
   }
 
  private:
+  // The embedding that is exchanged by rows keeps the root's.
+  void choose_strategies(std::vector<runtime::UnitSpec>& units) const {
+    const bool sharded = c_.parted || c_.offload;  // no_shard is refused
+    std::vector<Strategy> others(runtime::kStrategies.begin() + (sharded ? 1 : 0),
+                                 runtime::kStrategies.end());
+    std::rotate(others.begin(), std::find(others.begin(), others.end(), c_.strategy), others.end());
+    std::size_t next = 1;
+    for (runtime::UnitSpec& unit : units) {
+      if (unit.use == runtime::Use::whole) unit.choice.strategy = others[next++ % others.size()];
+    }
+  }
+
   void talk_through_c10d(comm::PeerGroup& among) {
     c10d_ = ThreadC10d::over(among);
     comm::use_c10d(among, c10d_);
@@ -179,7 +198,7 @@ class Rank {
       ASSERT_TRUE(whole.at(i).defined()) << parameters[i].first << ", " << where(step);
       EXPECT_TRUE(whole[i].equal(expected[i]))
           << "gradient of " << parameters[i].first << ", " << where(step);
-      if (c_.strategy == Strategy::no_shard) {  // here each rank has it whole
+      if (c_.strategy == Strategy::no_shard && !c_.by_unit) {  // here each rank has it whole
         EXPECT_TRUE(shards[i].grad().equal(expected[i]))
             << "shard's gradient of " << parameters[i].first << ", " << where(step);
       }
@@ -193,7 +212,7 @@ class Rank {
     const auto shards = sharded_->shards();
     const auto parameters = sharded_->parameters();
     for (std::size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_TRUE(joined(shards.at(i)).equal(expected[i].reshape({-1})))
+      EXPECT_TRUE(joined(shards.at(i), expected[i].numel()).equal(expected[i].reshape({-1})))
           << "shards of " << parameters[i].first << ", " << where(step);
     }
     if (step % 2 == 0) return;
@@ -203,9 +222,9 @@ class Rank {
     }
   }
 
-  // The ranks' pieces of one parameter, one after another; under no_shard each rank's own.
-  [[nodiscard]] at::Tensor joined(const at::Tensor& shard) {
-    if (c_.strategy == Strategy::no_shard) return shard.detach().reshape({-1});
+  // The ranks' pieces of one parameter of `numel` elements, one after another; under no_shard each rank's
+  // own.
+  [[nodiscard]] at::Tensor joined(const at::Tensor& shard, int64_t numel) {
     std::vector<double> own(comm::PeerGroup::kMaxExchange);
     own[0] = static_cast<double>(shard.numel());
     for (int64_t i = 0; i < shard.numel(); ++i)
@@ -213,6 +232,10 @@ class Rank {
     const std::vector<double> all = sharded_->owners().exchange(own);
     const std::size_t parts = c_.parted ? static_cast<std::size_t>(c_.replicas) : 1;  // of a shard
     const std::size_t shards = all.size() / own.size() / parts;
+    bool whole = true;  // on every rank
+    for (std::size_t piece = 0; piece < shards * parts; ++piece)
+      whole = whole && static_cast<int64_t>(all[piece * own.size()]) == numel;
+    if (whole) return shard.detach().reshape({-1});
     std::vector<float> values;
     for (std::size_t piece = 0; piece < shards * parts; ++piece) {
       const std::size_t first = (piece % parts * shards + piece / parts) * own.size();
@@ -252,10 +275,10 @@ class Rank {
       EXPECT_EQ(counters.weight_overflows, 0);
     }
     const int units = model_.blocks + (c_.rows && c_.tied ? 2 : 1);
-    const bool stay = c_.kept || !shards_parameters(c_.strategy);
+    const bool stay = !c_.by_unit && (c_.kept || !shards_parameters(c_.strategy));
     const int64_t passes =
         stay ? units * counters.publications : int64_t{2} * units * kSteps * c_.microbatches;
-    EXPECT_LE(counters.gathers, shards_optimizer(c_.strategy) ? passes : 0);
+    EXPECT_LE(counters.gathers, c_.by_unit || shards_optimizer(c_.strategy) ? passes : 0);
     if (c_.c10d && c_.replicas > 1) check_replicas_calls(counters.publications);
   }
 
@@ -291,7 +314,8 @@ std::string name_of(const ParityConfiguration& c) {
               c.late ? "_Late" : "", c.bf16_wire ? "_Bf16Wire" : "",
               c.recompute == nn::Recompute::none ? "" : "_Recompute_" + nn::to_string(c.recompute),
               c.delayed ? "_Delayed" : "", c.bf16 ? "_Bf16" : "", c.offload ? "_Offload" : "",
-              c.c10d ? "_C10d" : "");
+              c.inner > 0 ? text("_Inner", c.inner) : "", c.by_unit ? "_ByUnit" : "",
+              c.narrow ? "_Narrow" : "", c.c10d ? "_C10d" : "");
 }
 
 // Configurations that differ in nothing that it sees share one.

@@ -29,7 +29,10 @@ struct ParityConfiguration {
   bool delayed = false;                           // weight gradients come with backward_dw()
   bool bf16 = false;                              // the model's weights and activations
   bool offload = false;                           // main weights and their gradients in host memory
-  bool c10d = false;  // replicas (of a flat mesh: all ranks) talk through a c10d backend
+  bool by_unit = false;                           // units have the strategies in turn, the root `strategy`
+  int inner = 0;        // neighbours over which weights are sharded behind the forward; 0: all that shard
+  bool narrow = false;  // gradients are stored in bf16, which has all of them; main weights as the model's
+  bool c10d = false;    // replicas (of a flat mesh: all ranks) talk through a c10d backend
 };
 
 [[nodiscard]] std::string name_of(const ParityConfiguration& configuration);

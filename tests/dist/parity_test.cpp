@@ -159,6 +159,73 @@ std::vector<Configuration> schedules() {
   return all;
 }
 
+// Units with strategies of their own, and with gradients stored in bf16: of integers that it has.
+std::vector<Configuration> by_unit() {
+  struct Mesh {
+    int ranks, replicas;
+    bool parted;
+  };
+  std::vector<Configuration> all;
+  int turn = 0;
+  for (const Mesh mesh :
+       {Mesh{2, 1, false}, Mesh{3, 1, false}, Mesh{4, 1, false}, Mesh{4, 2, false}, Mesh{4, 2, true}}) {
+    for (const Strategy strategy : runtime::kStrategies) {
+      if (mesh.parted && !shards_optimizer(strategy)) continue;  // refused
+      for_each_window([&](int microbatches, bool set_to_none, bool tied) {
+        for (const int which : {0, 1, 2, 3}) {
+          Configuration c{mesh.ranks, strategy, microbatches, set_to_none, tied};
+          c.replicas = mesh.replicas;
+          c.parted = mesh.parted;
+          c.by_unit = which < 3;
+          c.narrow = which > 1;
+          if (c.narrow && (c.replicas > 1 || c.ranks == 3)) continue;  // refused; sums beyond bf16's integers
+          c.bf16 = c.narrow;
+          c.fused = turn % 5 != 0;
+          c.delayed = turn % 3 == 1;
+          c.kept = turn % 6 == 2;
+          c.offload = !c.narrow && shards_optimizer(strategy) && turn % 7 > 4;
+          c.late = shards_gradients(strategy) && turn % 3 == 0;
+          c.rows = shards_gradients(strategy) && c.fused && turn % 2 == 0;
+          c.recompute = turn % 8 == 3   ? Recompute::reentrant
+                        : turn % 8 == 6 ? Recompute::non_reentrant
+                                        : Recompute::none;
+          all.push_back(c);
+          ++turn;
+        }
+      });
+    }
+  }
+  return all;
+}
+
+// Weights that neighbours keep from the forward on.
+std::vector<Configuration> inner() {
+  std::vector<Configuration> all;
+  struct Mesh {
+    int ranks, replicas, inner;
+  };
+  int turn = 0;
+  for (const Mesh mesh : {Mesh{4, 1, 2}, Mesh{4, 1, 1}, Mesh{4, 1, 4}, Mesh{6, 1, 3}, Mesh{8, 2, 2}}) {
+    for_each_window([&](int microbatches, bool set_to_none, bool tied) {
+      if (mesh.ranks > 4 && (microbatches == 3 || tied != set_to_none)) return;  // beyond the exact integers
+      Configuration c{mesh.ranks, Strategy::optim_grads_params, microbatches, set_to_none, tied};
+      c.replicas = mesh.replicas;
+      c.inner = mesh.inner;
+      for (const bool recompute : {false, true}) {
+        c.recompute = recompute ? Recompute::non_reentrant : Recompute::none;
+        c.rows = turn % 3 == 0;
+        c.offload = turn % 4 == 1;
+        c.parted = mesh.replicas > 1 && turn % 2 == 0;
+        c.delayed = turn % 5 == 2;
+        c.c10d = mesh.ranks == 4 && mesh.inner == 2 && !c.rows && turn % 3 == 1;
+        all.push_back(c);
+        ++turn;
+      }
+    });
+  }
+  return all;
+}
+
 // A mesh of nodes: peers inside, c10d between them. And where no rank addresses another's memory.
 std::vector<Configuration> through_c10d() {
   std::vector<Configuration> all;
@@ -185,6 +252,8 @@ INSTANTIATE_TEST_SUITE_P(Flat, Parity, testing::ValuesIn(flat()), name_of);
 INSTANTIATE_TEST_SUITE_P(Hybrid, Parity, testing::ValuesIn(hybrid()), name_of);
 INSTANTIATE_TEST_SUITE_P(Options, Parity, testing::ValuesIn(with_options()), name_of);
 INSTANTIATE_TEST_SUITE_P(Schedules, Parity, testing::ValuesIn(schedules()), name_of);
+INSTANTIATE_TEST_SUITE_P(ByUnit, Parity, testing::ValuesIn(by_unit()), name_of);
+INSTANTIATE_TEST_SUITE_P(Inner, Parity, testing::ValuesIn(inner()), name_of);
 INSTANTIATE_TEST_SUITE_P(C10d, Parity, testing::ValuesIn(through_c10d()), name_of);
 
 // An axis of the matrix, and which of its values a configuration has.
@@ -202,13 +271,20 @@ Axes axes_of(const Configuration& c) {
           {"layers", c.fused ? "fused" : "unfused"},
           {"dtype", c.bf16 ? "bf16" : "fp32"},
           {"main weights", c.offload ? "on the host" : "with the lanes"},
+          {"strategies", c.by_unit ? "by unit" : "one"},
+          {"stored gradients", c.narrow ? "bf16" : "fp32"},
           {"wgrad", c.delayed ? "delayed" : "in the backward"}};
 }
 
 bool refused(const std::string& a, const std::string& b) {
-  const bool unsharded = a == "no_shard" || b == "no_shard";
+  const bool unsharded = a == "strategy no_shard" || b == "strategy no_shard";
   const auto either = [&](const char* value) { return a == value || b == value; };
-  return unsharded && (either("hybrid, optimizer sharded") || either("on the host"));
+  const bool narrow = either("stored gradients bf16");
+  const bool hybrid = either("mesh hybrid") || either("mesh hybrid, optimizer sharded");
+  if (narrow && (hybrid || either("main weights on the host"))) return true;
+  if (narrow && either("dtype fp32"))
+    return true;  // not refused: left out, since a bf16 model has the integers
+  return unsharded && (either("mesh hybrid, optimizer sharded") || either("main weights on the host"));
 }
 
 // All but what docs/strategies.md lists as refused.
@@ -217,7 +293,7 @@ TEST(ParityMatrix, EveryPairOfAxisValuesIsInIt) {
   std::set<std::array<std::string, 4>> met;
   int on_two = 0;
   int on_four = 0;
-  for (const auto& part : {flat(), hybrid(), with_options(), schedules()}) {
+  for (const auto& part : {flat(), hybrid(), with_options(), schedules(), by_unit()}) {
     for (const Configuration& c : part) {
       on_two += c.ranks >= 2 ? 1 : 0;
       on_four += c.ranks == 4 ? 1 : 0;
@@ -234,7 +310,7 @@ TEST(ParityMatrix, EveryPairOfAxisValuesIsInIt) {
       if (axis >= other) continue;
       for (const std::string& a : of_axis) {
         for (const std::string& b : of_other) {
-          EXPECT_EQ(met.count({axis, a, other, b}) > 0, !refused(a, b))
+          EXPECT_EQ(met.count({axis, a, other, b}) > 0, !refused(axis + " " + a, other + " " + b))
               << axis << " " << a << ", " << other << " " << b;
         }
       }

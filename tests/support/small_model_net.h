@@ -78,14 +78,16 @@ class SmallBlock : public torch::nn::Module {
   [[nodiscard]] at::Tensor forward(const at::Tensor& input) const {
     if (raises) throw std::runtime_error("the block was told to raise");
     if (on_forward) on_forward();
-    const at::Tensor inner = at::relu(up->forward(input));
-    return input + (skip_down ? inner : down->forward(inner));
+    const at::Tensor x = casts_input ? input.to(up->weight.scalar_type()) : input;
+    const at::Tensor inner = at::relu(up->forward(x));
+    return x + (skip_down ? inner : down->forward(inner));
   }
 
   std::shared_ptr<SmallLinear> up, down;
   std::function<void()> on_forward;
   bool skip_down = false;  // leave the second layer out
   bool raises = false;
+  bool casts_input = false;  // to the weights' dtype
 };
 
 /// in (root) -> blocks (units) -> out (root).

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <string>
+
+#include "fsdpp/runtime/options.h"
+#include "fsdpp/runtime/rank_groups.h"
+
+namespace fsdpp::runtime {
+
+/// Throws UsageError, naming both sides, for options that do not go together (docs/strategies.md lists them).
+/// `options`: as unit `unit` has them.
+void check_options(const Options& options, const RankGroups& ranks, const std::string& unit);
+
+}  // namespace fsdpp::runtime
