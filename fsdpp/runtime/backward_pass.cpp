@@ -44,6 +44,12 @@ class AfterAccumulation final : public torch::autograd::FunctionPostHook {
   std::weak_ptr<Parameter> parameter_;
 };
 
+// Somebody looks at the whole gradient of `weight`, so it has to exist.
+bool is_hooked(const at::Tensor& weight) {
+  return !torch::autograd::impl::hooks(weight).empty() ||
+         torch::autograd::impl::post_acc_grad_hooks(weight) != nullptr;
+}
+
 }  // namespace
 
 BackwardPass::BackwardPass(std::vector<std::vector<ParameterGroup*>> units, Reducer& reducer,
@@ -179,8 +185,7 @@ bool BackwardPass::may_fuse(const Parameter& parameter) {
     return true;
   }
   begin_if_needed();
-  const bool hooked = !torch::autograd::impl::hooks(parameter.full).empty();
-  if (!fused_ || !parameter.group->trainable || hooked) return false;
+  if (!fused_ || !parameter.group->trainable || is_hooked(parameter.full)) return false;
   if (!runs_in_graph_task(parameter.accumulator.get())) return false;
   require_not_reduced(parameter);
   return true;
@@ -213,8 +218,8 @@ bool BackwardPass::contribute(Parameter& parameter, const RowWriter& write) {
 bool BackwardPass::add_rows(Parameter& parameter, const at::Tensor& indices, const at::Tensor& rows) {
   begin_if_needed();
   if (!runs_in_graph_task(parameter.accumulator.get())) return false;
-  require(torch::autograd::impl::hooks(parameter.full).empty(), "parameter ", parameter.name,
-          " has a tensor hook, but its gradient is exchanged by rows and never exists as a whole; remove the "
+  require(!is_hooked(parameter.full), "parameter ", parameter.name,
+          " has a hook, but its gradient is exchanged by rows and never exists as a whole; remove the "
           "hook, or "
           "shard with Options{.row_exchange_bytes = -1}");
   require_not_reduced(parameter);
@@ -319,15 +324,20 @@ void BackwardPass::abandon() {
       if (group->rows != nullptr) group->rows->forget();
     }
   }
-  finish();
+  static_cast<void>(end());  // its gradients are nobody's
 }
 
 void BackwardPass::finish() {
-  if (!active_) return;
+  if (active_ && end()) tell_whole();
+}
+
+// Says whether a window's gradients became readable.
+bool BackwardPass::end() {
+  bool whole = false;
   let_go();
   if (accumulates_) {
     for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) take_found(unit);
-    if (!by_hand_ && !delayed_.any()) end_round();
+    if (!by_hand_ && !delayed_.any()) whole = end_round();
   }
   for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {
     if (residency_.holds(unit, Hold::backward) > 0) order_.leave(unit);
@@ -343,6 +353,7 @@ void BackwardPass::finish() {
   device_.rejoin(device::LaneKind::compute, "end of backward");
   active_ = false;
   if (accumulates_ && on_finished_) on_finished_();
+  return whole;
 }
 
 }  // namespace fsdpp::runtime

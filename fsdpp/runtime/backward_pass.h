@@ -74,6 +74,9 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   /// Called at the end of each backward that ran to its end, and at the end of each round of reduces.
   void on_finished(std::function<void()> callback) { on_finished_ = std::move(callback); }
   void on_reduced(std::function<void()> callback) { on_reduced_ = std::move(callback); }
+  /// Called when all gradients of a window are readable, as the last thing in what made them so: a backward
+  /// (not one that is given up), backward_dw() or finish_reduces(). What it throws leaves that.
+  void on_whole(std::function<void()> callback) { on_whole_ = std::move(callback); }
 
   /// `segment`'s units come back in the backward of its node; all of them have.
   void expect(const std::shared_ptr<Segment>& segment);
@@ -100,9 +103,11 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void expect_segments();
   void complete_if_all_seen(int unit);
   void finish();
+  [[nodiscard]] bool end();
   void complete_unit(int unit);
   void let_go();
-  void end_round();
+  [[nodiscard]] bool end_round();
+  void tell_whole() const;
   void write_delayed(int unit);
   void take_found(Parameter& parameter);
   void take_found(int unit);
@@ -123,6 +128,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   bool last_ = true;
   std::function<void()> on_finished_;
   std::function<void()> on_reduced_;
+  std::function<void()> on_whole_;
   ReduceTurns turns_;
   DelayedGradients delayed_;
 

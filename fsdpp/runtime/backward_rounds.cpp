@@ -4,10 +4,16 @@
 
 namespace fsdpp::runtime {
 
-void BackwardPass::end_round() {
-  if (!turns_.open()) return;
-  turns_.end();
+// Says whether it was its window's last.
+bool BackwardPass::end_round() {
+  if (!turns_.open()) return false;
+  const bool whole = turns_.end();
   if (on_reduced_) on_reduced_();
+  return whole;
+}
+
+void BackwardPass::tell_whole() const {
+  if (on_whole_) on_whole_();
 }
 
 void BackwardPass::require_none_under_way(const char* what) const {
@@ -39,7 +45,7 @@ void BackwardPass::backward_dw(int unit) {
     if (!delayed_.any(other)) turns_.complete(other);
   }
   turns_.advance();
-  if (!delayed_.any()) end_round();
+  if (!delayed_.any() && end_round()) tell_whole();
 }
 
 void BackwardPass::backward_dw() {
@@ -89,7 +95,7 @@ void BackwardPass::finish_reduces() {
     take_found(unit);
   }
   if (!turns_.open()) turns_.begin(next_is_last_);
-  end_round();
+  if (end_round()) tell_whole();
 }
 
 int BackwardPass::waiting() const {

@@ -13,6 +13,7 @@
 #include "fsdpp/base/bytes.h"
 #include "fsdpp/base/error.h"
 #include "fsdpp/runtime/registry.h"
+#include "fsdpp/runtime/shard_hooks.h"
 
 namespace fsdpp::runtime {
 namespace {
@@ -105,6 +106,7 @@ Core::Core(RankGroups rank_groups, std::shared_ptr<torch::nn::Module> root_modul
     backward_seen_ = true;
     settle_window();
   });
+  backward->on_whole([this] { call_shard_hooks(parameters); });
   backward->watch();
   for (ParameterGroup* held : groups) {
     if (!shards_optimizer(held->strategy)) {

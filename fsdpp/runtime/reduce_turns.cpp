@@ -65,11 +65,12 @@ void ReduceTurns::reduce_next() {
   reduced_[static_cast<std::size_t>(group->id)] = true;
 }
 
-void ReduceTurns::end() {
-  if (!open_) return;
+bool ReduceTurns::end() {
+  if (!open_) return false;
   while (next_ < order_.size()) reduce_next();
   if (owed_ || any_reduced()) reducer_.finish();
-  if (host_ != nullptr && owed_ && last_) {
+  const bool whole = owed_ && last_;
+  if (host_ != nullptr && whole) {
     host_->finish();
     reducer_.cleared();
   } else if (host_ != nullptr) {
@@ -77,6 +78,7 @@ void ReduceTurns::end() {
   }
   open_ = false;
   owed_ = false;
+  return whole;
 }
 
 }  // namespace fsdpp::runtime

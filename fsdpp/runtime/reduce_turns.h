@@ -32,8 +32,9 @@ class ReduceTurns {
   void complete(int unit);
   /// Runs the reduces whose turn has come.
   void advance();
-  /// Ends the round: what is not complete is reduced with what it has, and gradients are readable.
-  void end();
+  /// Ends the round: what is not complete is reduced with what it has, and gradients are readable. Says
+  /// whether they are those of a whole window.
+  [[nodiscard]] bool end();
 
   [[nodiscard]] bool open() const noexcept { return open_; }
   /// The open round has reduced a group, or knows one to be complete.

@@ -79,8 +79,16 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   ShardedModel& operator=(const ShardedModel&) = delete;
 
   /// This rank's fp32 main weights, one leaf per distinct parameter, in registration order: 1-d pieces
-  /// (possibly empty), whole parameters under no_shard. Their grad() is the reduced
-  /// gradient.
+  /// (possibly empty), whole parameters under no_shard. Their grad() is the reduced gradient.
+  ///
+  /// A post-accumulate hook of one (torch::autograd::impl::set_post_acc_grad_hooks) sees that gradient: once
+  /// per window, when all are complete and readable on the compute lane, as the last thing in the window's
+  /// last backward, in backward_dw() or in finish_reduces(). Hooks run in this order, without grad mode, on
+  /// every rank, and for empty pieces too; for a backward that is given up none does. A hook may step its
+  /// shard (a change of weights as any other: see weights_changed()), clear its gradient, or throw: that
+  /// leaves the call, hooks after it are left out, and gradients are whole. Other kinds of hooks of shards
+  /// never run. A hook of a full parameter sees another gradient: this rank's of one backward, whole and not
+  /// reduced; it keeps fused layers from writing that.
   [[nodiscard]] std::vector<at::Tensor> shards() const;
   /// Names and sizes of the parameters behind shards(), in the same order.
   [[nodiscard]] std::vector<std::pair<std::string, std::vector<int64_t>>> parameters() const;

@@ -73,7 +73,7 @@ def test_the_table_is_that_of_the_tests(code):
     [
         (lambda table: re.sub(r"^\| 7 \|.*\n", "", table, flags=re.MULTILINE), "expected each of"),
         (lambda table: table.replace("Cases.Case06*", "Cases.Case06Nothing"), "has no test Cases.Case06Nothing"),
-        (lambda table: table.replace("not yet: nothing runs", "nothing runs"), "case 10 names no test"),
+        (lambda table: re.sub(r"`CasesOfHooks.Case10\*` \([^ ]*\)", "nothing runs", table), "case 10 names no test"),
         (lambda table: re.sub(r", `CasesOfSums.Case08\*` \([^ ]*\)", "", table), "not in the row of case 8"),
         (lambda table: table.replace("CasesOfSums.Case11*", "CasesOfSums.Case13*"), "none of its tests is named"),
     ],
