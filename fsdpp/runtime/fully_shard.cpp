@@ -8,6 +8,7 @@
 
 #include "fsdpp/base/error.h"
 #include "fsdpp/device/host.h"
+#include "fsdpp/runtime/check_data.h"
 #include "fsdpp/runtime/check_options.h"
 #include "fsdpp/runtime/core.h"
 #include "fsdpp/runtime/registry.h"
@@ -228,6 +229,7 @@ std::shared_ptr<runtime::ShardedModel> shard_over(const runtime::RankGroups& ran
   if (device == nullptr) device = std::make_unique<device::HostDevice>();
   for (const UnitState& unit : units) check_options(unit.options, ranks, unit.name);
   const Target target = target_of(ranks, *device);
+  runtime::check_data(*root);
   for (const Found& found : walk.found) check_parameter(found, target.place);
   check_overlaps(walk.found);
   std::vector<std::shared_ptr<Parameter>> parameters(walk.found.size());

@@ -299,23 +299,68 @@ TEST_P(CasesOfNumbers, Case39TheFirstReplicasWeightsCount) {
   weights.expect_all(SmallNet(2, kDim, Layers::oracle).parameters());
 }
 
-// A layer as deferred initialisation makes it, of which one weight was forgotten.
-class Forgotten : public torch::nn::Module {
+at::Tensor without_data(int64_t dim, int64_t elements = 0) {
+  at::Tensor tensor = at::empty({elements});
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({dim, dim});
+  return tensor;
+}
+
+// As deferred initialisation leaves a model: some of it was made, and of the rest nothing but the sizes is
+// known.
+class Deferred : public torch::nn::Module {
  public:
-  Forgotten() {
+  explicit Deferred(int layers) {
     made = register_parameter("made", integers({3, 3}, 1));
-    register_parameter("forgotten", at::empty({3, 3}, at::TensorOptions(at::kMeta)));
+    register_parameter("absent", at::Tensor(), /*requires_grad=*/false);
+    register_parameter("nothing", at::empty({0, 3}));
+    freed = register_parameter("freed", without_data(3));
+    register_buffer("positions", at::empty({4}, at::kMeta));
+    for (int i = 0; i < layers; ++i) {
+      auto layer = std::make_shared<torch::nn::Module>("Layer");
+      layer->register_buffer("shortened", without_data(3, 8));
+      layer->register_parameter("weight", at::empty({3, 3}, at::kMeta));
+      layer->register_parameter("tied", layer->named_parameters()["weight"]);
+      register_module("layer" + std::to_string(i), layer);
+    }
   }
-  at::Tensor made;
+  at::Tensor made, freed;
 };
 
-TEST_P(CasesOfNumbers, Case40AParameterWithoutDataIsRefusedByName) {
+TEST_P(CasesOfNumbers, Case40TensorsWithoutDataAreRefusedAndListed) {
   run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
-    const auto module = std::make_shared<Forgotten>();
-    const std::string message =
-        thrown_text([&] { static_cast<void>(watched_shard(group, module, Modules{}, options())); });
-    expect_in(message, "parameter forgotten is on meta");
+    const auto refused = [&](const std::shared_ptr<torch::nn::Module>& module, const Modules& units) {
+      return thrown_text([&] { static_cast<void>(watched_shard(group, module, units, options())); });
+    };
+    const auto module = std::make_shared<Deferred>(2);
+    const std::string message = refused(module, {module->children()[0]});
+    expect_in(message,
+              "do): parameter freed, buffer positions, parameter layer0.weight, buffer layer0.shortened, "
+              "parameter layer1.weight, buffer layer1.shortened; materialise and initialise them");
+    expect_in(refused(std::make_shared<Deferred>(12), {}), "layer8.shortened and 6 more; ");
     expect_same(module->made, integers({3, 3}, 1), "what was not sharded");
+    const auto small = std::make_shared<Deferred>(0);
+    expect_in(refused(small, {}), "do): parameter freed, buffer positions; ");
+    small->freed.set_data(integers({3, 3}, 2));
+    expect_in(refused(small, {}), "do): buffer positions; ");
+    EXPECT_EQ(runtime::find_unit(*small).unit, -1);
+  });
+}
+
+// The first refusal has left no trace.
+TEST_P(CasesOfNumbers, Case40WhatWasRefusedTrainsOnceItHasData) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
+    const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
+    SmallNet oracle(2, kDim, Layers::oracle);
+    at::Tensor weight = net->blocks[1]->up->weight;
+    const at::Tensor values = weight.detach().clone();
+    weight.set_data(without_data(kDim));
+    const auto shard = [&] { return watched_shard(group, net, net->units(), options()); };
+    expect_in(thrown_text([&] { static_cast<void>(shard()); }), "do): parameter block1.up.weight; ");
+    weight.set_data(values);
+    const auto model = shard();
+    small_loss(net->run(small_batch(kDim, group.rank()))).backward();
+    oracle_backward(oracle, all_batches(kDim, ranks()));
+    expect_gradients(*model, oracle);
   });
 }
 
