@@ -84,15 +84,22 @@ def sum_recorded(path, name):
     return sum(int(figure.get("value", 0)) for figure in cases if figure.get("name") == name)
 
 
-def run_recorded(command, junit, what, environment=None):
-    """Runs a test command that writes `junit`, streaming its output; returns its cases.
+def run_recorded(command, junit, what, environment=None, at_once=False):
+    """Runs a test command that writes `junit`, streaming its output, or (`at_once`, beside others) showing it at the end;
+    returns its cases.
 
     An exit code that the cases do not explain is a failed case of its own, named `what`.
     """
     junit.parent.mkdir(parents=True, exist_ok=True)
     junit.unlink(missing_ok=True)
-    print("+", " ".join(map(str, command)), flush=True)
-    code = subprocess.run(command, cwd=ROOT, env=os.environ | (environment or {})).returncode
+    line = "+ " + " ".join(map(str, command)) + "\n"
+    if not at_once:
+        print(line, end="", flush=True)
+    into = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"} if at_once else {}
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | (environment or {}), **into)
+    if at_once:
+        print(line + done.stdout, end="", flush=True)
+    code = done.returncode
     cases = read_junit(junit)
     if code != 0 and all(case.outcome != "failed" for case in cases):
         cases.append(Case(what, "failed", f"{what} ended with exit code {code}; its output stands above"))

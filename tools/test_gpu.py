@@ -12,6 +12,7 @@ something passed and nothing failed. The last line is `tests: N passed, N failed
 """
 
 import argparse
+import concurrent.futures
 import importlib.util
 import os
 import pathlib
@@ -20,7 +21,8 @@ import time
 
 import results
 
-LIMIT_S = 600  # of one program
+LIMIT_S = 600  # of one program, or part of it
+JOBS = 4  # at once: most of a small test is the start of its processes, and the GPUs take turns
 PYTEST_LIMIT_S = 1800  # of all pytest files together
 EVERY = "-Bandwidth*"
 
@@ -37,20 +39,21 @@ def programs(preset):
     return sorted(path for path in folder.iterdir() if path.is_file() and path.suffix == "" and os.access(path, os.X_OK))
 
 
-def run_pytest(preset, environment):
+def run_pytest(preset, environment, at_once):
     """The cases of tests/gpu/test_*.py."""
     if importlib.util.find_spec("pytest") is None:
         return [results.Case("pytest", "skipped", "this Python has no pytest: python3 -m pip install pytest")]
     junit = results.RESULTS / "gpu" / "pytest.xml"
     command = ["timeout", str(PYTEST_LIMIT_S), sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "-s",
                "--tb=short", "--no-summary", f"--junitxml={junit}", "tests/gpu"]
-    return results.run_recorded(command, junit, "pytest", environment | {"FSDPP_PRESET": preset})
+    return results.run_recorded(command, junit, "pytest", environment | {"FSDPP_PRESET": preset}, at_once)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="release", help="the build to test, build/PRESET")
     parser.add_argument("--filter", default=EVERY, help="GoogleTest filter [%(default)s]")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="programs, or parts of one, at once [%(default)s]")
     parser.add_argument("--sanitizer", choices=["memcheck", "racecheck", "initcheck", "synccheck"],
                         help="run kernels_test under this tool of compute-sanitizer")
     arguments = parser.parse_args()
@@ -69,17 +72,24 @@ def main():
         sys.exit(f"no test program in build/{arguments.preset}/tests/gpu: build it where there is a CUDA toolkit")
 
     begin = time.monotonic()
-    cases = []
-    checked = {"parity_configurations": 0, "hazards_checked": 0}
-    for path in chosen:
-        junit = results.RESULTS / "gpu" / f"{path.name}.xml"
-        command = [*prefix, path, f"--gtest_output=xml:{junit}", f"--gtest_filter={arguments.filter}"]
-        cases += results.run_recorded(command, junit, path.name, environment)
-        for figure in checked:
-            checked[figure] += results.sum_recorded(junit, figure)
+    jobs = 1 if arguments.sanitizer else arguments.jobs
+    tasks, reports = [], []
     if arguments.filter == EVERY and not arguments.sanitizer:
         # It sets library path and multicast for its programs by itself, as a user's shell would not.
-        cases += run_pytest(arguments.preset, {"OMP_NUM_THREADS": environment["OMP_NUM_THREADS"]})
+        tasks.append(lambda: run_pytest(arguments.preset, {"OMP_NUM_THREADS": environment["OMP_NUM_THREADS"]}, jobs > 1))
+    for path in chosen:
+        parts = 1 if path.name == "kernels_test" else 2 * jobs
+        for part in range(parts):
+            reports.append(results.RESULTS / "gpu" / f"{path.name}.{part}.xml")
+            command = [*prefix, path, f"--gtest_output=xml:{reports[-1]}", f"--gtest_filter={arguments.filter}"]
+            own = environment | {"GTEST_TOTAL_SHARDS": str(parts), "GTEST_SHARD_INDEX": str(part)}
+            tasks.append(lambda c=command, r=reports[-1], n=path.name, e=own: results.run_recorded(c, r, n, e, jobs > 1))
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        cases = [case for found in pool.map(lambda task: task(), tasks) for case in found]
+    checked = {
+        figure: sum(results.sum_recorded(report, figure) for report in reports)
+        for figure in ("parity_configurations", "hazards_checked")
+    }
     print()
     results.print_failures(cases)
     figures = {outcome: results.count(cases, outcome) for outcome in ("passed", "failed", "skipped")}

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "fsdpp/runtime/options.h"
+
 namespace fsdpp::app {
 
 struct ModelConfig {
@@ -47,9 +49,12 @@ struct DataConfig {
 struct ShardingConfig {
   std::string strategy = "optim_grads_params";
   std::string model_dtype = "auto";
+  std::string main_weights = "fp32";
+  std::string accumulation_dtype = "fp32";
   std::string wire_dtype = "fp32";
   std::string mesh = "flat";
   bool optimizer_over_replicas = false;
+  std::string reshard_after_forward = "true";
   int64_t keep_gathered_mib = 0;
   bool fused = true;
   bool delay_wgrad = false;
@@ -82,6 +87,9 @@ struct Config {
 /// The replicas of ShardingConfig::mesh for `ranks` ranks: 1 of "flat", R of "RxS". Throws UsageError, as
 /// below.
 [[nodiscard]] int replicas_of(const ShardingConfig& sharding, int ranks);
+
+/// What ShardingConfig::reshard_after_forward says. Throws UsageError, as below.
+[[nodiscard]] runtime::Reshard reshard_of(const ShardingConfig& sharding);
 
 /// Key and text of one value given on the command line.
 using Override = std::pair<std::string, std::string>;

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -48,8 +49,18 @@ void check_sharding(const ShardingConfig& s, int ranks) {
           "sharding.optimizer_over_replicas = true with sharding.strategy = \"", s.strategy,
           "\", which shards no optimizer state: set sharding.strategy to optim, optim_grads or "
           "optim_grads_params");
+  const runtime::Reshard reshard = reshard_of(s);
+  const int* inner = std::get_if<int>(&reshard);
+  const int sharding = ranks / replicas;
+  require(inner == nullptr || sharding % *inner == 0,
+          "sharding.reshard_after_forward = ", s.reshard_after_forward, " does not divide the ", sharding,
+          " ranks that shard together: set it to a divisor of them, or to true or false");
+  require(inner == nullptr || runtime::shards_parameters(runtime::strategy_from(s.strategy)),
+          "sharding.reshard_after_forward = ", s.reshard_after_forward, " with sharding.strategy = \"",
+          s.strategy, "\", whose weights stay: leave it out, or set sharding.strategy to optim_grads_params");
   require(
-      s.wire_dtype == "fp32" || runtime::shards_gradients(runtime::strategy_from(s.strategy)),
+      s.wire_dtype == "fp32" || s.accumulation_dtype == "bf16" ||
+          runtime::shards_gradients(runtime::strategy_from(s.strategy)),
       "sharding.wire_dtype = \"", s.wire_dtype, "\" with sharding.strategy = \"", s.strategy,
       "\", whose gradients stay where they are added up: expected fp32; set sharding.wire_dtype to fp32, or "
       "sharding.strategy to optim_grads or optim_grads_params");
@@ -59,8 +70,18 @@ void check_offload(const ShardingConfig& s) {
   require(!s.offload || runtime::shards_optimizer(runtime::strategy_from(s.strategy)),
           "sharding.offload = true with sharding.strategy = \"", s.strategy,
           "\": every rank would update the whole model in host memory; set sharding.strategy to optim, "
-          "optim_grads "
-          "or optim_grads_params");
+          "optim_grads or optim_grads_params");
+  require(!s.offload || (s.main_weights == "fp32" && s.accumulation_dtype == "fp32"),
+          "sharding.offload = true with sharding.main_weights = \"", s.main_weights,
+          "\" and sharding.accumulation_dtype = \"", s.accumulation_dtype,
+          "\": the CPU updates fp32 weights with fp32 gradients; set both to fp32");
+}
+
+void check_accumulation(const ShardingConfig& s) {
+  require(
+      s.accumulation_dtype == "fp32" || s.mesh == "flat", "sharding.accumulation_dtype = \"",
+      s.accumulation_dtype, "\" with sharding.mesh = \"", s.mesh,
+      "\": replicas are summed in fp32; set sharding.accumulation_dtype to fp32, or sharding.mesh to flat");
 }
 
 void check_paths(const DataConfig& d) {
@@ -93,6 +114,17 @@ void check_output(const char* key, const std::string& path) {
 
 }  // namespace
 
+runtime::Reshard reshard_of(const ShardingConfig& sharding) {
+  const std::string& value = sharding.reshard_after_forward;
+  if (value == "true" || value == "false") return value == "true";
+  int size = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), size);
+  require(error == std::errc() && end == value.data() + value.size() && size > 0,
+          "sharding.reshard_after_forward = \"", value,
+          "\": expected true, false, or a number of neighbouring ranks; set it to true for the default");
+  return size;
+}
+
 int replicas_of(const ShardingConfig& sharding, int ranks) {
   if (sharding.mesh == "flat") return 1;
   int replicas = 0;
@@ -111,6 +143,7 @@ void check_config(const Config& config, int ranks) {
   check_train(config.train, ranks);
   check_sharding(config.sharding, ranks);
   check_offload(config.sharding);
+  check_accumulation(config.sharding);
   check_paths(config.data);
   check_output("output.metrics", config.output.metrics);
   check_output("output.results", config.output.results);

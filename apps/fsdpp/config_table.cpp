@@ -78,9 +78,14 @@ const std::array kEntries = {
     Entry{SHARDING(optimizer_over_replicas),
           {},
           "optimizer state and main weights are sharded over replicas too"},
+    Entry{SHARDING(reshard_after_forward),
+          {},
+          "true: full weights are gathered again for the backward, from all ranks; false: they stay; n: they "
+          "lie sharded over n neighbouring ranks in between"},
     Entry{SHARDING(model_dtype), choice({"auto", "fp32", "bf16"}),
-          "of the weights that the model computes with (main weights are fp32); auto: bf16 on GPUs, fp32 on "
-          "CPUs"},
+          "of the weights that the model computes with; auto: bf16 on GPUs, fp32 on CPUs"},
+    Entry{SHARDING(main_weights), choice({"fp32", "model_dtype"}), "of the weights that AdamW updates"},
+    Entry{SHARDING(accumulation_dtype), choice({"fp32", "bf16"}), "of gradients while microbatches add up"},
     Entry{SHARDING(wire_dtype), choice({"fp32", "bf16"}),
           "of gradients on their way to the rank that owns them; they are summed in fp32"},
     Entry{

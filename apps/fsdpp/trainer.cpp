@@ -43,13 +43,18 @@ at::Device place_of(const device::Device* lanes) {
 
 runtime::Options options_of(const ShardingConfig& s, at::Device place) {
   runtime::Options options{.strategy = runtime::strategy_from(s.strategy),
+                           .main_weights = s.main_weights == "fp32" ? runtime::MainWeights::fp32
+                                                                    : runtime::MainWeights::model_dtype,
+                           .accumulation_dtype = s.accumulation_dtype == "bf16" ? at::kBFloat16 : at::kFloat,
                            .wire_dtype = s.wire_dtype == "bf16" ? at::kBFloat16 : at::kFloat,
+                           .reshard_after_forward = reshard_of(s),
                            .keep_gathered_bytes = s.keep_gathered_mib < 0 ? -1 : s.keep_gathered_mib << 20,
                            .shard_optimizer_over_replicas = s.optimizer_over_replicas,
                            .offload = s.offload,
                            .delay_wgrad = s.delay_wgrad,
                            .fused = s.fused};
-  // The model is made in fp32, which are the main weights: rounding them is all that bf16 changes.
+  // The model is made in fp32: what main weights are kept in, and with what it computes, is rounded from
+  // that.
   if (s.model_dtype == "bf16" || (s.model_dtype == "auto" && place.is_cuda()))
     options.model_dtype = at::kBFloat16;
   return options;

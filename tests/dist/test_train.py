@@ -122,6 +122,7 @@ def test_any_number_of_ranks_gives_the_same_losses(trained, ranks):
         {"sharding__mesh": "2x2", "sharding__optimizer_over_replicas": True, "train__microbatches": 2},
         {"model__recompute": "reentrant"},
         {"sharding__offload": True, "train__microbatches": 2},
+        {"sharding__reshard_after_forward": "2"},
         {"model__recompute": "non_reentrant", "sharding__delay_wgrad": True, "train__microbatches": 2},
         {"sharding__delay_wgrad": True, "sharding__strategy": "optim", "train__microbatches": 2},
         {"sharding__strategy": "optim_grads", "train__microbatches": 2},

@@ -63,6 +63,26 @@ COMMAND_LINES = {
         ["--offload", "true", "--strategy", "no_shard"],
         ["sharding.offload = true", '"no_shard"', "set sharding.strategy"],
     ),
+    "neighbours that do not fit": (
+        ["--reshard-after-forward", "3"],
+        ["sharding.reshard_after_forward = 3", "does not divide the 4 ranks"],
+    ),
+    "no neighbours": (
+        ["--reshard-after-forward", "some"],
+        ['sharding.reshard_after_forward = "some"', "expected true, false, or a number"],
+    ),
+    "neighbours of weights that stay": (
+        ["--reshard-after-forward", "2", "--strategy", "optim"],
+        ["sharding.reshard_after_forward = 2", '"optim"', "weights stay"],
+    ),
+    "sums over replicas in bf16": (
+        ["--accumulation-dtype", "bf16", "--mesh", "2x2"],
+        ['sharding.accumulation_dtype = "bf16"', 'sharding.mesh = "2x2"', "fp32"],
+    ),
+    "offload in bf16": (
+        ["--main-weights", "model_dtype", "--offload", "true"],
+        ["sharding.offload = true", 'sharding.main_weights = "model_dtype"', "set both to fp32"],
+    ),
     "no such recompute": (["--recompute", "all"], ["--model.recompute", '"all"', "one of none, reentrant"]),
     "no replicas": (
         ["--sharding.optimizer_over_replicas", "true"],

@@ -45,6 +45,8 @@ struct Configuration {
   nn::Recompute recompute = nn::Recompute::none;
   bool delayed = false;  // weight gradients come with backward_dw()
   bool offload = false;  // main weights in host memory
+  bool by_unit = false;  // units have the strategies in turn
+  bool narrow = false;   // gradients are stored in bf16, and main weights are the model's
 };
 
 std::string name_of(const Configuration& c) {
@@ -53,7 +55,21 @@ std::string name_of(const Configuration& c) {
               c.kept ? ", kept" : "", c.late ? ", late" : "", c.bf16_wire ? ", bf16 wire" : "",
               c.replicas ? ", replicas" : "", c.parted ? ", parted" : "",
               c.recompute == nn::Recompute::none ? "" : ", recompute " + nn::to_string(c.recompute),
-              c.delayed ? ", delayed" : "", c.offload ? ", offload" : "");
+              c.delayed ? ", delayed" : "", c.offload ? ", offload" : "", c.by_unit ? ", by unit" : "",
+              c.narrow ? ", narrow" : "");
+}
+
+// Units that choose for themselves.
+void add_choices(std::vector<Configuration>& all, Configuration c) {
+  c.by_unit = true;
+  c.late = c.kept = all.size() % 3 == 0;
+  c.delayed = all.size() % 4 == 0;
+  all.push_back(c);
+  c.replicas = true;
+  all.push_back(c);
+  c.replicas = false;
+  c.narrow = true;
+  if (c.bf16) all.push_back(c);  // else they would not hold the weights
 }
 
 // Ways to run a backward; what else there is takes turns.
@@ -86,6 +102,7 @@ std::vector<Configuration> configurations() {
             hybrid.late = shards_gradients(strategy);
             if (hybrid.parted) all.push_back(hybrid);
             if (tied == (microbatches == 3)) add_schedules(all, {strategy, microbatches, tied, fused, bf16});
+            if (tied == (microbatches == 1)) add_choices(all, {strategy, microbatches, tied, fused, bf16});
             if (!fused || !shards_gradients(strategy)) continue;
             all.push_back({strategy, microbatches, tied, fused, bf16, true});
             if (!shards_parameters(strategy)) continue;
@@ -135,8 +152,17 @@ class Training {
                              .fused = c.fused};
     net_->recompute = c.recompute;
     if (c.bf16) options.model_dtype = at::kBFloat16;
+    if (c.narrow) {
+      options.accumulation_dtype = at::kBFloat16;
+      options.main_weights = runtime::MainWeights::model_dtype;
+    }
     std::vector<runtime::UnitSpec> units = net_->units_with_rows();
     if (!c.rows) units.erase(units.begin());
+    if (c.by_unit) {
+      auto next = static_cast<std::size_t>(c.strategy);
+      for (runtime::UnitSpec& unit : units)
+        unit.choice.strategy = runtime::kStrategies[++next % runtime::kStrategies.size()];
+    }
     sharded_ = c.replicas ? fully_shard(replicas, net_, units, options, std::move(lanes))
                           : fully_shard(group_, net_, units, options, std::move(lanes));
   }
@@ -160,9 +186,25 @@ class Training {
   }
 
  private:
+  // Gradients in host memory are there when the backward returns: nobody waits for them later.
+  bool are_there(const std::vector<at::Tensor>& early) {
+    const std::vector<at::Tensor> shards = sharded_->shards();
+    for (std::size_t i = 0; i < early.size(); ++i) {
+      if (early[i].equal(shards[i].grad())) continue;
+      std::cerr << "rank " << group_.rank() << ": a gradient came to host memory after the backward\n";
+      return false;
+    }
+    return true;
+  }
+
   bool check(const OracleStep& expected, int step) {
     bool right = true;
+    std::vector<at::Tensor> early;
+    for (const at::Tensor& shard : sharded_->shards()) {
+      if (c_.offload) early.push_back(shard.grad().clone());
+    }
     const std::vector<at::Tensor> gradients = sharded_->full_gradients();
+    right = are_there(early) && right;
     const auto names = sharded_->parameters();
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       right = same(gradients[i], expected.gradients[i],
@@ -196,7 +238,8 @@ bool train_all(comm::PeerGroup& group, const device::CudaOptions& lanes) {
   bool right = true;
   int count = 0;
   for (const Configuration& c : configurations()) {
-    if (c.bf16_wire && group.lanes().collectives() != nullptr) continue;  // refused
+    const bool narrow_sums = c.bf16_wire || c.narrow;
+    if (narrow_sums && group.lanes().collectives() != nullptr) continue;  // refused
     if (c.replicas && group.ranks() == 1) continue;
     const std::vector<OracleStep> oracle =
         integer_oracle({.tied = c.tied}, Descent{.steps = kSteps,
@@ -252,7 +295,7 @@ bool train_with_delays(comm::PeerGroup& group, const Configuration& c) {
 }
 
 // Fused, bf16; each as a body of its own.
-const std::array<std::pair<const char*, Configuration>, 8> kDelayed = {{
+const std::array<std::pair<const char*, Configuration>, 10> kDelayed = {{
     {"delays_no_shard", {Strategy::no_shard, 1, false, true, true}},
     {"delays_optim", {Strategy::optim, 3, false, true, true}},
     {"delays_replicas",
@@ -264,8 +307,23 @@ const std::array<std::pair<const char*, Configuration>, 8> kDelayed = {{
     {"delays_wgrad",
      {Strategy::optim_grads_params, 1, false, true, true, false, false, true, false, false, false,
       nn::Recompute::reentrant, true}},
+    {"delays_offload",
+     {.strategy = Strategy::optim_grads,
+      .microbatches = 1,
+      .tied = false,
+      .fused = true,
+      .bf16 = true,
+      .offload = true}},
+    {"delays_by_unit",
+     {.strategy = Strategy::optim_grads_params,
+      .microbatches = 2,
+      .tied = false,
+      .fused = true,
+      .bf16 = true,
+      .by_unit = true,
+      .narrow = true}},
 }};
-const std::array<RegisterGpuBody, 8> delays = {{
+const std::array<RegisterGpuBody, 10> delays = {{
     {kDelayed[0].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[0].second); }},
     {kDelayed[1].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[1].second); }},
     {kDelayed[2].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[2].second); }},
@@ -274,6 +332,8 @@ const std::array<RegisterGpuBody, 8> delays = {{
     {kDelayed[5].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[5].second); }},
     {kDelayed[6].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[6].second); }},
     {kDelayed[7].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[7].second); }},
+    {kDelayed[8].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[8].second); }},
+    {kDelayed[9].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[9].second); }},
 }};
 
 class GpuDelays : public testing::TestWithParam<int> {};
@@ -284,7 +344,7 @@ TEST_P(GpuDelays, EachOperationInTurnIsHeldUpAndTheBitsStayTheSame) {
                 "delayed operations ");
 }
 
-INSTANTIATE_TEST_SUITE_P(Bodies, GpuDelays, testing::Range(0, 8), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(Bodies, GpuDelays, testing::Range(0, 10), [](const auto& info) {
   return std::string(kDelayed.at(static_cast<std::size_t>(info.param)).first);
 });
 
