@@ -102,7 +102,8 @@ int BackwardPass::waiting() const {
   for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {
     if (delayed_.any(unit)) return unit;
   }
-  return turns_.open() && !active_ ? turns_.order().front()->unit : -1;
+  const bool waits = turns_.open() && !active_ && !turns_.order().empty();
+  return waits ? turns_.order().front()->unit : -1;
 }
 
 }  // namespace fsdpp::runtime

@@ -116,6 +116,26 @@ TEST(OwnGradients, AHookSeesAndScalesEachGradient) {
   expect_all(weight.grad(), 4);
 }
 
+// What Python's register_post_accumulate_grad_hook makes: an optimizer in the backward, say.
+class AfterAccumulation final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit AfterAccumulation(std::vector<double>& seen) : seen_(seen) {}
+  void operator()(const at::Tensor& leaf) override { seen_.push_back(leaf.grad().max().item<double>()); }
+
+ private:
+  std::vector<double>& seen_;
+};
+
+TEST(OwnGradients, APostAccumulateHookSeesEachSum) {
+  const at::Tensor weight = weight_of({3, 4}, at::kFloat);
+  const OwnGradients own({weight});
+  std::vector<double> seen;
+  torch::autograd::impl::set_post_acc_grad_hooks(weight, std::make_unique<AfterAccumulation>(seen));
+  for (const double value : {2.0, 3.0}) backward(weight, value);
+  EXPECT_EQ(seen, (std::vector<double>{2, 5}));
+  expect_all(weight.grad(), 5);
+}
+
 TEST(OwnGradients, HigherDerivativesAndRetainedGraphs) {
   const at::Tensor weight = weight_of({2, 2}, at::kFloat, 3);
   const OwnGradients own({weight});

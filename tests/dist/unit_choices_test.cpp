@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <set>
+#include <stdexcept>
 #include <vector>
 
 #include "fsdpp/optim/adamw.h"
@@ -256,6 +257,36 @@ TEST(UnitChoices, WeightsThatNeighboursKeepComeFromThem) {
     EXPECT_EQ(count("gather block2 of neighbours"), 1);
     EXPECT_EQ(count("gather block2"), 2);
   });
+}
+
+// Each rank's forward breaks off at another unit: parts are kept as often on all of them.
+TEST(UnitChoices, Case30AForwardThatRaisesLeavesNeighboursInStep) {
+  for (const bool promised : {false, true}) {
+    run_watched_ranks(4, [&](comm::PeerGroup& group) {
+      const auto net = std::make_shared<SmallNet>(3, kDim, Layers::fused);
+      const auto model =
+          watched_shard(group, net, net->units(), {.combine = Combine::sum, .reshard_after_forward = 2});
+      if (promised) model->promise_to_tell();
+      SmallNet oracle(3, kDim, Layers::oracle);
+      for (int step = 0; step < 4; ++step) {
+        if (step % 2 == 1) {
+          SmallBlock& broken = *net->blocks.at(static_cast<std::size_t>(group.rank() % 3));
+          broken.raises = true;
+          EXPECT_THROW(net->run(small_batch(kDim, group.rank())), std::runtime_error);
+          broken.raises = false;
+          model->zero_grad();
+        }
+        small_loss(net->run(small_batch(kDim, group.rank(), step))).backward();
+        oracle_backward(oracle, all_batches(kDim, 4, step));
+        expect_gradients(*model, oracle);
+        integer_step(model->shards());
+        integer_step(oracle.parameters());
+        model->weights_changed();
+        model->zero_grad();
+        clear(oracle);
+      }
+    });
+  }
 }
 
 TEST(UnitChoices, Case22WhatAUnitCannotHaveNamesTheUnit) {

@@ -144,7 +144,7 @@ def test_two_gpus_learn_the_same_as_one(on_gpus):
     one, two = on_gpus(1), on_gpus(2)
     assert two.losses[0] == pytest.approx(one.losses[0], rel=1e-3)  # the same weights, rounded and summed otherwise
     assert two.losses[:10] == pytest.approx(one.losses[:10], rel=2e-3)
-    assert two.validations == pytest.approx(one.validations, rel=0.03)
+    assert two.validations == pytest.approx(one.validations, rel=0.06)  # each is within 3 % of what CPUs learn
 
 
 def test_in_fp32_the_losses_are_those_of_cpus(on_cpus, text, tmp_path):
