@@ -110,10 +110,13 @@ def inner_cases(preset, programs):
     """The single tests inside the programs that ctest ran as a whole. One that was stopped is a failed case itself."""
     cases = []
     for program in programs:
-        inside = read_junit(ROOT / "build" / preset / "Testing" / "cases" / f"{program.name}.xml")
+        report = ROOT / "build" / preset / "Testing" / "cases" / f"{program.name}.xml"
+        inside = read_junit(report)
         cases += inside
         if program.outcome == "failed" and all(case.outcome != "failed" for case in inside):
             cases.append(program)
+        elif program.outcome == "passed" and not report.exists():
+            cases.append(Case(program.name, "failed", f"{program.name} ended well, but wrote no report of its tests"))
     return cases
 
 

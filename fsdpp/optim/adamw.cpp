@@ -16,12 +16,9 @@
 namespace fsdpp::optim {
 namespace {
 
-// Of one dtype and device, as ATen's kernel wants them.
-struct Lists {
-  std::vector<at::Tensor> weights, gradients, first, second, steps;
-};
+constexpr std::size_t kCopiedAtOnce = std::size_t{64} << 20;  // bytes of weights and gradients in fp32
 
-void check(const AdamWOptions& options) {
+void check_options(const AdamWOptions& options) {
   require(options.beta1 >= 0 && options.beta1 < 1, "AdamW: beta1 = ", options.beta1,
           "; expected 0 <= beta1 < 1");
   require(options.beta2 >= 0 && options.beta2 < 1, "AdamW: beta2 = ", options.beta2,
@@ -41,6 +38,13 @@ std::vector<at::Tensor> all_shards(const std::vector<runtime::ShardedModel*>& mo
 }
 
 }  // namespace
+
+// Of one dtype and device, as ATen's kernel wants them.
+struct AdamW::Lists {
+  std::vector<std::size_t> indices;
+  std::vector<at::Tensor> weights, gradients, first, second, steps;
+  std::size_t copied = 0;  // bytes that are there for the update alone
+};
 
 AdamW::AdamW(runtime::ShardedModel& model, const AdamWOptions& options)
     : AdamW(std::vector<runtime::ShardedModel*>{&model}, options) {}
@@ -64,7 +68,7 @@ AdamW::~AdamW() = default;
 
 AdamW::AdamW(std::vector<at::Tensor> parameters, const AdamWOptions& options)
     : options_(options), parameters_(std::move(parameters)), states_(parameters_.size()) {
-  check(options_);
+  check_options(options_);
 }
 
 at::Tensor AdamW::step(double learning_rate, std::optional<double> max_norm, double norm_type) {
@@ -78,39 +82,58 @@ at::Tensor AdamW::step(double learning_rate, std::optional<double> max_norm, dou
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
   std::vector<std::size_t> chosen;
-  std::vector<at::Tensor> weights;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].requires_grad() || !parameters_[i].grad().defined()) continue;
-    weights.push_back(updated(i));  // all of them before anything is changed: one may be refused
+    check(i);  // all of them before anything is changed: one may be refused
     chosen.push_back(i);
   }
   std::map<std::tuple<at::ScalarType, c10::DeviceType, c10::DeviceIndex>, Lists> kinds;
-  for (std::size_t k = 0; k < chosen.size(); ++k) {
-    const at::Tensor& updated = weights[k];
-    State& state = states_[chosen[k]];
-    if (!state.first.defined()) {
-      state.first = at::zeros_like(updated);
-      state.second = at::zeros_like(updated);
-      state.step = at::zeros({}, updated.options().dtype(at::kFloat));
-    }
-    state.first = state.first.to(updated.scalar_type());  // gradients may have got another dtype
-    state.second = state.second.to(updated.scalar_type());
-    state.step.add_(1);
-    Lists& lists = kinds[{updated.scalar_type(), updated.device().type(), updated.device().index()}];
-    lists.weights.push_back(updated);
-    lists.gradients.push_back(parameters_[chosen[k]].grad().to(updated.scalar_type()));
-    lists.first.push_back(state.first);
-    lists.second.push_back(state.second);
-    lists.steps.push_back(state.step);
+  for (const std::size_t index : chosen) {
+    const at::Tensor weight = updated(index);
+    Lists& lists = kinds[{weight.scalar_type(), weight.device().type(), weight.device().index()}];
+    add(lists, index, weight);
+    if (lists.copied >= kCopiedAtOnce) update(lists, learning_rate);
   }
-  for (auto& [kind, lists] : kinds) {
-    at::_fused_adamw_(lists.weights, lists.gradients, lists.first, lists.second, /*max_exp_avg_sqs=*/{},
-                      lists.steps, learning_rate, options_.beta1, options_.beta2, options_.weight_decay,
-                      options_.eps, /*amsgrad=*/false, /*maximize=*/false);
-  }
-  for (const std::size_t index : chosen) round_main(index);
+  for (auto& [kind, lists] : kinds) update(lists, learning_rate);
   for (runtime::ShardedModel* model : models_) model->weights_changed();
   return norm;
+}
+
+void AdamW::add(Lists& lists, std::size_t index, const at::Tensor& weight) {
+  State& state = states_[index];
+  if (!state.first.defined()) {
+    state.first = at::zeros_like(weight);
+    state.second = at::zeros_like(weight);
+    state.step = at::zeros({}, weight.options().dtype(at::kFloat));
+  }
+  state.first = state.first.to(weight.scalar_type());  // gradients may have got another dtype
+  state.second = state.second.to(weight.scalar_type());
+  state.step.add_(1);
+  const at::Tensor& given = parameters_[index].grad();
+  const at::Tensor gradient = given.to(weight.scalar_type());
+  if (!gradient.is_same(given)) lists.copied += gradient.nbytes();
+  if (!weight.is_same(parameters_[index])) lists.copied += weight.nbytes();
+  lists.indices.push_back(index);
+  lists.weights.push_back(weight);
+  lists.gradients.push_back(gradient);
+  lists.first.push_back(state.first);
+  lists.second.push_back(state.second);
+  lists.steps.push_back(state.step);
+}
+
+// What `lists` has, and empties it.
+void AdamW::update(Lists& lists, double learning_rate) {
+  if (lists.indices.empty()) return;
+  at::_fused_adamw_(lists.weights, lists.gradients, lists.first, lists.second, /*max_exp_avg_sqs=*/{},
+                    lists.steps, learning_rate, options_.beta1, options_.beta2, options_.weight_decay,
+                    options_.eps, /*amsgrad=*/false, /*maximize=*/false);
+  for (std::size_t i = 0; i < lists.indices.size(); ++i) {
+    at::Tensor parameter = parameters_[lists.indices[i]];
+    if (lists.weights[i].is_same(parameter)) continue;
+    parameter.copy_(lists.weights[i]);
+    states_[lists.indices[i]].version = parameter._version();
+  }
+  lists = {};
 }
 
 at::Tensor AdamW::step_on_device(double learning_rate, std::optional<double> max_norm, double norm_type) {
@@ -121,29 +144,27 @@ at::Tensor AdamW::step_on_device(double learning_rate, std::optional<double> max
   return clip.norm;
 }
 
-// What the update writes: the parameter, or the fp32 main weights behind it.
+void AdamW::check(std::size_t index) const {
+  const at::ScalarType dtype = parameters_[index].scalar_type();
+  const at::ScalarType gradient = parameters_[index].grad().scalar_type();
+  require(!models_.empty() || gradient == dtype || gradient == at::kFloat, "AdamW: parameter ", index, " is ",
+          parameters_[index].dtype().name(), ", its gradient ", parameters_[index].grad().dtype().name(),
+          "; expected the same, or a gradient in fp32");
+}
+
+// What the update writes: the parameter, or fp32 main weights that are then rounded to it. A sharded model's
+// own are all there is: they are widened for the update alone, whose arithmetic and moments are fp32.
 at::Tensor AdamW::updated(std::size_t index) {
   const at::Tensor& parameter = parameters_[index];
-  const at::ScalarType gradient = parameter.grad().scalar_type();
+  if (!models_.empty()) return parameter.scalar_type() == at::kFloat ? parameter : parameter.to(at::kFloat);
   State& state = states_[index];
-  if (gradient == parameter.scalar_type() || (parameter.scalar_type() == at::kFloat && !models_.empty())) {
+  if (parameter.grad().scalar_type() == parameter.scalar_type()) {
     state.main.reset();
     return parameter;
   }
-  require(gradient == at::kFloat, "AdamW: parameter ", index, " is ", parameter.dtype().name(),
-          ", its gradient ", parameter.grad().dtype().name(), "; expected the same, or a gradient in fp32");
   if (!state.main.defined() || state.version != parameter._version())
     state.main = parameter.detach().to(at::kFloat);
   return state.main;
-}
-
-void AdamW::round_main(std::size_t index) {
-  State& state = states_[index];
-  if (!state.main.defined()) return;
-  at::Tensor parameter = parameters_[index];
-  parameter.copy_(state.main);
-  state.version = parameter._version();
-  if (!models_.empty()) state.main.reset();  // a sharded model's main weights are all there is
 }
 
 int64_t AdamW::state_bytes() const noexcept {

@@ -20,10 +20,12 @@ struct AdamWOptions {
   double weight_decay = 0.01;
 };
 
-/// AdamW (Loshchilov and Hutter 2019): on a sharded model on a GPU by our own kernel, else through ATen's
-/// fused one, on tensors of any sizes, also empty ones. Of a parameter in another dtype with fp32 gradients
-/// (runtime::OwnGradients) it keeps fp32 main weights, which it updates and rounds to the parameter's; they
-/// are taken anew from a parameter that somebody else has written.
+/// AdamW (Loshchilov and Hutter 2019): on a sharded model on a GPU by our own kernel, else (and where main
+/// weights or gradients are not fp32) through ATen's fused one, on tensors of any sizes, also empty ones. Of
+/// a parameter in another dtype with fp32 gradients (runtime::OwnGradients) it keeps fp32 main weights, which
+/// it updates and rounds to the parameter's; they are taken anew from a parameter that somebody else has
+/// written. A sharded model's main weights are what it has: others than fp32 are widened for the update and
+/// rounded.
 ///
 /// State of a parameter (two moments, fp32, and a step count from 0) is made at its first step. Parameters
 /// without a gradient are skipped, as torch.optim.AdamW does.
@@ -41,8 +43,8 @@ class AdamW {
 
   /// One update with `learning_rate` (>= 0). With `max_norm` (>= 0; of sharded models) gradients are clipped
   /// to it first, as by clip_grad_norm(); returns the norm before, a double scalar where the model lies (else
-  /// undefined). On a GPU nothing of it waits for the device, and the weights' cast and publication are part
-  /// of the update. Collective for a sharded model.
+  /// undefined). By our own kernel nothing of it waits for the device, and the weights' cast and publication
+  /// are part of the update. Collective for a sharded model.
   at::Tensor step(double learning_rate, std::optional<double> max_norm = std::nullopt,
                   double norm_type = 2.0);
 
@@ -57,8 +59,12 @@ class AdamW {
     int64_t version = -1;  // of the parameter, when it was rounded from `main`
   };
 
+  struct Lists;
+
+  void check(std::size_t index) const;
   at::Tensor updated(std::size_t index);
-  void round_main(std::size_t index);
+  void add(Lists& lists, std::size_t index, const at::Tensor& weight);
+  void update(Lists& lists, double learning_rate);
   at::Tensor step_on_device(double learning_rate, std::optional<double> max_norm, double norm_type);
 
   AdamWOptions options_;

@@ -328,7 +328,11 @@ void BackwardPass::abandon() {
 }
 
 void BackwardPass::finish() {
-  if (active_ && end()) tell_whole();
+  if (!active_ || !end()) return;
+  // When all models' backwards in this graph have ended: what is called may throw.
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+    if (const auto self = weak.lock(); self && !self->closed_) self->tell_whole();
+  });
 }
 
 // Says whether a window's gradients became readable.

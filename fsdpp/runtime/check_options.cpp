@@ -72,6 +72,9 @@ void check_options(const Options& options, const RankGroups& ranks, const std::s
           "; expected 0 or more, or nothing");
   require(!options.divisor || *options.divisor > 0, "fully_shard: divisor = ", options.divisor.value_or(1),
           "; expected a number above 0");
+  require(!options.output_dtype || c10::isFloatingType(*options.output_dtype), "output_dtype is ",
+          c10::toString(options.output_dtype.value_or(ScalarType::Float)), " (unit ", unit,
+          "); expected a floating-point dtype");
   check_wire(options, ranks.shard, unit);
   check_accumulation(options, ranks, unit);
   check_reshard(options, ranks.shard.ranks(), unit);

@@ -32,7 +32,7 @@ void Core::broadcast_from_first(Peers& among, ParameterGroup& held) {
   device->free(device::LaneKind::host, what, {memory->peer(among.rank()), bytes});
 }
 
-// The sum of the first rank's values and the others' zeros, in fp32: exact.
+// The sum of the first rank's values and the others' zeros, in fp32, which has all values of each dtype.
 void Core::broadcast_by_sum(Peers& among, ParameterGroup& held) {
   const at::NoGradGuard no_grad;
   comm::Collectives* collectives = among.group().lanes().collectives();

@@ -19,11 +19,11 @@ namespace fsdpp {
 /// `root` itself) are entered through fsdpp::call or fsdpp::Unit. `group` and the returned object must
 /// outlive every use. `device`: lanes to run on; default: the host's.
 ///
-/// Parameters may be fp32, bf16 or fp16 (main weights, gradients and sums are fp32), on the CPU, contiguous
-/// or not. Throws UsageError, naming module or parameter, for a unit outside `root`, one given twice, a
-/// parameter that is sharded already, is no leaf, overlaps another in memory, or has another dtype or device;
-/// and one that lists all parameters and buffers that have no data (deferred initialisation). The model is
-/// then as it was.
+/// Parameters may be fp32, bf16 or fp16 (main weights and gradients are fp32 unless Options say otherwise,
+/// sums always), on the CPU, contiguous or not. Throws UsageError, naming module or parameter, for a unit
+/// outside `root`, one given twice, a parameter that is sharded already, is no leaf, overlaps another in
+/// memory, or has another dtype or device; and one that lists all parameters and buffers that have no data
+/// (deferred initialisation). The model is then as it was.
 [[nodiscard]] std::shared_ptr<runtime::ShardedModel> fully_shard(
     comm::PeerGroup& group, const std::shared_ptr<torch::nn::Module>& root,
     const std::vector<runtime::UnitSpec>& units, runtime::Options options = {},

@@ -11,13 +11,19 @@ namespace {
 using device::LaneKind;
 constexpr const char* kPurpose = "weights kept for neighbours";
 
+std::unique_ptr<comm::PeerGroup> neighbours_of(comm::PeerGroup& shard, int size) {
+  std::vector<int> members;
+  for (int i = 0; i < size; ++i) members.push_back(shard.rank() / size * size + i);
+  return shard.part(members, shard.name() + "/inner");
+}
+
 }  // namespace
 
 InnerShards::InnerShards(comm::PeerGroup& shard, int size, device::Device& device,
                          const std::vector<std::string>& names, const std::vector<ParameterGroup*>& groups,
                          int first_channel, std::shared_ptr<device::Ledger> ledger)
-    : mesh_(shard, layout::Mesh({{"outer", shard.ranks() / size}, {"inner", size}})),
-      peers_(mesh_.along("inner"), device, names, first_channel),
+    : neighbours_(neighbours_of(shard, size)),
+      peers_(*neighbours_, device, names, first_channel),
       ledger_(std::move(ledger)) {
   std::vector<int64_t> offsets;
   for (const ParameterGroup* group : groups) {
@@ -45,10 +51,29 @@ InnerShards::~InnerShards() { ledger_->remove(kPurpose, bytes_); }
 
 void InnerShards::keep(const ParameterGroup& group, const std::byte* full, uint32_t epoch) {
   State& state = states_.at(&group);
-  state.epoch = epoch;
   const int64_t bytes = state.parts.shard_bytes();
   peers_.device().copy(LaneKind::gather, "keep " + group.name, state.parts.local(),
                        full + peers_.rank() * bytes, static_cast<std::size_t>(bytes));
+  signal_kept(group, state, epoch);
+}
+
+bool InnerShards::keep_published(const ParameterGroup& group, uint32_t epoch) {
+  State& state = states_.at(&group);
+  const int shards = group.layout->ranks() / peers_.ranks();  // in a part
+  const auto bytes = static_cast<std::size_t>(group.shard_bytes());
+  std::vector<device::Copy> copies;
+  for (int i = 0; i < shards; ++i) {
+    const std::byte* shard = group.published->part(peers_.rank() * shards + i);
+    if (shard == nullptr) return false;
+    copies.push_back({state.parts.local() + static_cast<std::size_t>(i) * bytes, shard, bytes});
+  }
+  peers_.device().copy_all(LaneKind::gather, "keep " + group.name, std::move(copies));
+  signal_kept(group, state, epoch);
+  return true;
+}
+
+void InnerShards::signal_kept(const ParameterGroup& group, State& state, uint32_t epoch) {
+  state.epoch = epoch;
   peers_.signal(LaneKind::gather, "kept " + group.name, Channel::published(group.id), ++state.sequence);
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "fsdpp/buffer/sharded_buffer.h"
-#include "fsdpp/comm/mesh_group.h"
+#include "fsdpp/comm/peer_group.h"
 #include "fsdpp/device/ledger.h"
 #include "fsdpp/runtime/parameter_group.h"
 #include "fsdpp/runtime/peers.h"
@@ -38,6 +38,9 @@ class InnerShards {
   /// Keeps this rank's part of the weights of `epoch`, which are at `full`; once per epoch. Nobody reads
   /// older ones any more.
   void keep(const ParameterGroup& group, const std::byte* full, uint32_t epoch);
+  /// The same from the shards that all ranks have published, which the gather lane may read; false, and
+  /// nothing is done, where these are not addressable.
+  [[nodiscard]] bool keep_published(const ParameterGroup& group, uint32_t epoch);
   /// All groups have been kept in `epoch`.
   void complete(uint32_t epoch) noexcept { complete_ = epoch; }
   /// Copies the weights of `group` to `full`, if `epoch` is complete; else false, and nothing is done.
@@ -50,7 +53,9 @@ class InnerShards {
     uint32_t sequence = 0;  // of its signal
   };
 
-  comm::MeshGroup mesh_;
+  void signal_kept(const ParameterGroup& group, State& state, uint32_t epoch);
+
+  std::unique_ptr<comm::PeerGroup> neighbours_;
   Peers peers_;
   std::shared_ptr<device::Ledger> ledger_;
   std::shared_ptr<comm::PeerMemory> memory_;

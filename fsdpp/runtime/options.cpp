@@ -19,6 +19,11 @@ Options with(const Options& options, const UnitChoice& choice) {
   own.wire_dtype = choice.wire_dtype.value_or(own.wire_dtype);
   own.output_dtype = choice.output_dtype;
   own.reshard_after_forward = choice.reshard_after_forward.value_or(own.reshard_after_forward);
+  // What cannot apply to another strategy was meant for others.
+  if (!choice.reshard_after_forward && choice.strategy && !shards_parameters(own.strategy))
+    own.reshard_after_forward = true;
+  if (!choice.wire_dtype && choice.strategy && !shards_gradients(own.strategy))
+    own.wire_dtype = own.accumulation_dtype;
   return own;
 }
 

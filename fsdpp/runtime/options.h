@@ -44,7 +44,8 @@ enum class Combine {
 /// Where full weights go when a unit's forward ends, as FSDP2's reshard_after_forward says it: true: nowhere,
 /// they are gathered again from all ranks that shard; false: they stay; n, a divisor of these ranks: sharded
 /// over n neighbours, from which they are gathered until new weights are published. They lie in memory of
-/// their own, 1/n of the weights. Where a step is not a forward of the root, n is as true.
+/// their own, 1/n of the weights. Between two publications in which any rank runs forwards of the root with
+/// gradient, every rank does; without such forwards n is as true.
 using Reshard = std::variant<bool, int>;
 
 /// How main weights are stored: what optimizers update.

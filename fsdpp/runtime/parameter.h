@@ -33,7 +33,7 @@ class Parameter final : public SinkOwner {
   ParameterGroup* group = nullptr;
   BackwardPass* backward = nullptr;  // null once the sharded model is gone
 
-  at::Tensor shard;          // what the optimizer updates: fp32 main weights, a leaf
+  at::Tensor shard;          // what the optimizer updates: main weights, a leaf
   int64_t shard_offset = 0;  // where its gradient begins in this rank's shard of the group's, elements
   at::Tensor guard_grad;     // what `full.grad()` is between backwards: throws when an optimizer reads it
   std::shared_ptr<torch::autograd::Node> accumulator;

@@ -112,14 +112,14 @@ void Residency::keep(const ParameterGroup& group, const std::byte* full) {
 void Residency::complete_parts() {
   if (!keeping_) return;
   for (int unit = 0; unit < static_cast<int>(entries_.size()); ++unit) {
-    const Entry& entry = entries_[static_cast<std::size_t>(unit)];
-    const bool missing = std::any_of(entry.groups.begin(), entry.groups.end(),
-                                     [&](const ParameterGroup* group) { return keeps(*group); });
-    if (!missing) continue;
-    hold(unit, Hold::parts);
-    for (const ParameterGroup* group : entry.groups)  // here before the training began
+    for (const ParameterGroup* group : entries_[static_cast<std::size_t>(unit)].groups) {
+      if (!keeps(*group)) continue;
+      publisher_.await(LaneKind::gather, *group);
+      if (group->inner->keep_published(*group, publisher_.epoch())) continue;
+      hold(unit, Hold::parts);  // keeps, unless it was here before the training began
       keep(*group, static_cast<const std::byte*>(group->real.data()));
-    drop(unit, Hold::parts);
+      drop(unit, Hold::parts);
+    }
   }
   for (const Entry& entry : entries_) {
     for (const ParameterGroup* group : entry.groups) {

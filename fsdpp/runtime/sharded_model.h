@@ -78,7 +78,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   ShardedModel(const ShardedModel&) = delete;
   ShardedModel& operator=(const ShardedModel&) = delete;
 
-  /// This rank's fp32 main weights, one leaf per distinct parameter, in registration order: 1-d pieces
+  /// This rank's main weights, one leaf per distinct parameter, in registration order: 1-d pieces
   /// (possibly empty), whole parameters under no_shard. Their grad() is the reduced gradient.
   ///
   /// A post-accumulate hook of one (torch::autograd::impl::set_post_acc_grad_hooks) sees that gradient: once
@@ -149,12 +149,13 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   [[nodiscard]] const Options& options() const;
   [[nodiscard]] comm::PeerGroup& group() const;
   /// The ranks whose shards() together are the model, each element once: all of group(), or on a hybrid mesh
-  /// whose replicas all have the whole optimizer state, those along "shard". Under no_shard each rank has
-  /// everything. Of experts: those of the same experts.
+  /// whose replicas all have the whole optimizer state, those along "shard". What units under no_shard have
+  /// each rank has whole. Of experts: those of the same experts.
   [[nodiscard]] comm::PeerGroup& owners() const;
   /// The ranks whose shards() together are every element of the model once, other ranks' experts (a mesh's
-  /// axis "expert") included: what is summed over shards, a norm say, is summed over these. Null: this rank
-  /// has all by itself.
+  /// axis "expert") included: what is summed over shards, a norm say, is summed over these. Beside other
+  /// strategies each of them has what units under no_shard have: counted_gradients() leaves out what is not
+  /// this rank's to count. Null: this rank has all by itself.
   [[nodiscard]] comm::PeerGroup* counted() const;
   [[nodiscard]] device::Device& device() const;
   /// True when no unit is gathered (always under no_shard).

@@ -15,7 +15,8 @@ struct GradSink {
     overwrite,  // first contribution: whatever is there is garbage (a GEMM with beta = 0)
     add,        // view = kept * view + scale * contribution
   };
-  at::Tensor view;  // the weight's sizes, contiguous, fp32 or (Options::wire_dtype) bf16, in the slot
+  at::Tensor
+      view;  // the weight's sizes, contiguous, in the slot, fp32 or (wire_dtype, accumulation_dtype) bf16
   Mode mode = Mode::overwrite;
   double kept = 1;   // beta, and
   double scale = 1;  // alpha: other than 1 only where contribute() hands the sink out, to add
@@ -55,7 +56,7 @@ class SinkOwner {
   virtual void ensure_resident() = 0;
 
   /// The sink, or nothing when this backward must not be fused: fusion is off, the weight's accumulator does
-  /// not run in this graph task (autograd::grad, inputs = ...), or the user put tensor hooks on the weight.
+  /// not run in this graph task (autograd::grad, inputs = ...), or the user put hooks on the weight.
   /// Throws UsageError under create_graph (a gradient written into memory has no graph) and when the sharded
   /// model is gone.
   [[nodiscard]] virtual std::optional<GradSink> open() = 0;

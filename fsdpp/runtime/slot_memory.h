@@ -46,7 +46,7 @@ class SlotMemory {
   [[nodiscard]] ByteRange range(int slot) const;
   /// View of `parameter`'s range in its slot; keeps the memory alive.
   [[nodiscard]] at::Tensor gradient(int slot, const Parameter& parameter) const;
-  /// fp32 tensor of `sizes` at `data`, which lies in this rank's slots; keeps the memory alive.
+  /// Tensor of `sizes` at `data`, which lies in this rank's `slot`; keeps the memory alive.
   [[nodiscard]] at::Tensor over(int slot, std::byte* data, at::IntArrayRef sizes) const;
   /// The ranks' slots as one buffer: partial, or replicate (which an all-reduce in place makes of them).
   [[nodiscard]] buffer::ShardedBuffer buffer(int slot, layout::Placement placement) const;

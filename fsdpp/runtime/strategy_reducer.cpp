@@ -1,6 +1,5 @@
 #include <utility>
 
-#include "fsdpp/base/error.h"
 #include "fsdpp/runtime/reducer.h"
 
 namespace fsdpp::runtime {
@@ -61,7 +60,6 @@ class StrategyReducer final : public Reducer {
 }  // namespace
 
 std::unique_ptr<Reducer> make_strategy_reducer(std::map<Strategy, std::shared_ptr<Reducer>> of) {
-  FSDPP_INVARIANT(!of.empty(), "a model without a strategy");
   return std::make_unique<StrategyReducer>(std::move(of));
 }
 

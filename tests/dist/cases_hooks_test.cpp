@@ -210,6 +210,41 @@ TEST_P(CasesOfHooks, Case10AHookThatThrowsLeavesTheNextStepRight) {
   }
 }
 
+// One of two models in a graph has a hook that throws: the other one's backward has ended all the same.
+TEST_P(CasesOfHooks, Case10AHookThatThrowsLeavesOtherModelsWhole) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
+    const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
+    const auto other = std::make_shared<SmallNet>(2, kDim, Layers::fused, /*seed=*/70);
+    const Options chosen = {.strategy = strategy(), .combine = Combine::sum};
+    const auto model = watched_shard(group, net, net->units(), chosen);
+    const auto second = watched_shard(group, other, other->units(), chosen);
+    SmallNet oracle(2, kDim, Layers::oracle);
+    SmallNet other_oracle(2, kDim, Layers::oracle, /*seed=*/70);
+    bool throws = true;
+    const auto act = [&](std::size_t, const at::Tensor&) {
+      if (throws) throw std::runtime_error("the hook was told to throw");
+    };
+    set_hooks(model->shards(), act);
+    set_hooks(second->shards(), act);
+    for (const int step : {0, 1}) {
+      throws = step == 0;
+      const auto losses = [&](SmallNet& a, SmallNet& b, const at::Tensor& batch) {
+        return small_loss(a.run(batch)) + small_loss(b.run(batch));
+      };
+      const at::Tensor loss = losses(*net, *other, small_batch(kDim, group.rank(), step));
+      if (throws) {
+        EXPECT_THROW(loss.backward(), std::runtime_error);
+      } else {
+        loss.backward();
+      }
+      for (const at::Tensor& batch : all_batches(kDim, ranks(), step))
+        losses(oracle, other_oracle, batch).backward();
+      expect_gradients(*model, oracle);
+      expect_gradients(*second, other_oracle);
+    }
+  });
+}
+
 // By zero_grad, or by the next forward.
 TEST_P(CasesOfHooks, Case10ABackwardThatIsGivenUpCallsNoHook) {
   run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {

@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <set>
 #include <stdexcept>
@@ -119,6 +120,25 @@ TEST(UnitChoices, EachUnitHasTheDtypesItAsksFor) {
   }
 }
 
+// In bf16 256 + 1 + 1 is 256 when it rounds twice, and 258 when it rounds once.
+TEST(UnitChoices, Case03RanksAreSummedInFp32AndRoundedOnce) {
+  for (const Strategy strategy : runtime::kStrategies) {
+    run_watched_ranks(4, [&](comm::PeerGroup& group) {
+      const auto module = std::make_shared<OneWeight>(at::kBFloat16);
+      const auto model =
+          watched_shard(group, module, std::vector<std::shared_ptr<torch::nn::Module>>{},
+                        {.strategy = strategy, .combine = Combine::sum, .accumulation_dtype = at::kBFloat16});
+      const std::array<double, 4> values = {256, 1, 1, 0};
+      for (int step = 0; step < 2; ++step) {
+        const double own = values.at(static_cast<std::size_t>(group.rank()));
+        call(*module, at::full({1, 2}, own, at::kBFloat16)).backward();
+        expect_same(model->full_gradients().at(0), at::full({1, 2}, 258.0), runtime::to_string(strategy));
+        model->zero_grad();
+      }
+    });
+  }
+}
+
 // 256 and 1 make 257 but in bf16, which has no 257; ranks are summed in fp32 all the same.
 TEST(UnitChoices, Case02AccumulationDtypeIsWhatMicrobatchesAddUpIn) {
   for (const Strategy strategy : runtime::kStrategies) {
@@ -184,14 +204,13 @@ TEST(UnitChoices, AdamwUpdatesMainWeightsInTheModelsDtype) {
                                           .accumulation_dtype = accumulation});
         optim::AdamW adamw(*model, {});
         std::vector<at::Tensor> weight = {at::ones({1, 2}, at::kBFloat16)};
-        const at::ScalarType kept = accumulation;  // of the moments: the gradient's
-        std::vector<at::Tensor> first = {at::zeros({1, 2}, kept)};
-        std::vector<at::Tensor> second = {at::zeros({1, 2}, kept)};
+        std::vector<at::Tensor> first = {at::zeros({1, 2})};
+        std::vector<at::Tensor> second = {at::zeros({1, 2})};
         std::vector<at::Tensor> steps = {at::zeros({}, at::kFloat)};
         for (int step = 0; step < 3; ++step) {
           call(*module, at::full({1, 2}, 3.0 + step, at::kBFloat16)).backward();
-          std::vector<at::Tensor> gradient = {at::full({1, 2}, 2 * (3.0 + step), kept)};
-          std::vector<at::Tensor> wide = {weight[0].to(kept)};
+          std::vector<at::Tensor> gradient = {at::full({1, 2}, 2 * (3.0 + step))};
+          std::vector<at::Tensor> wide = {weight[0].to(at::kFloat)};
           steps[0].add_(1);
           const optim::AdamWOptions options;
           at::_fused_adamw_(wide, gradient, first, second, {}, steps, 0.125, options.beta1, options.beta2,
@@ -200,6 +219,7 @@ TEST(UnitChoices, AdamwUpdatesMainWeightsInTheModelsDtype) {
           static_cast<void>(adamw.step(0.125));
           model->zero_grad();
           expect_same(model->full_weights().at(0), weight[0], text("step ", step));
+          EXPECT_EQ(adamw.state_bytes(), 2 * 4 * model->shards().at(0).numel()) << "moments are fp32";
         }
       });
     }

@@ -112,6 +112,7 @@ std::vector<Needed> needed() {
           {"ComputeForTheReduce", sharded, waits(LaneKind::compute, LaneKind::reduce)},
           {"PeersPulls", sharded, signals(LaneKind::compute, "pulled")},
           {"PeersGradients", sharded, signals(LaneKind::reduce, "ready")},
+          {"NeighboursParts", {.ranks = 4, .inner = 2}, signals(LaneKind::gather, "kept")},
           {"PeersPublications", sharded, signals(LaneKind::gather, "published")},
           {"PeersReleases", sharded, signals(LaneKind::gather, "released")}};
 }

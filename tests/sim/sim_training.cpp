@@ -37,14 +37,18 @@ void train_rank(comm::PeerGroup& group, const SimConfig& config, std::unique_ptr
   const IntegerModel shape = model_of(config);
   const auto net = std::make_shared<DeferredNet>(shape);
   comm::MeshGroup mesh(group, comm::hybrid_mesh(config.ranks, config.replicas));
-  const runtime::Options options{.strategy = config.strategy,
-                                 .combine = config.ranks == 3 ? Combine::sum : Combine::mean,
-                                 .row_exchange_bytes = config.rows ? 0 : -1,
-                                 .keep_gathered_bytes = config.late ? -1 : 0,
-                                 .late_group_elements = config.late ? 0 : -1,
-                                 .shard_optimizer_over_replicas = config.parted,
-                                 .fused = config.fused};
-  const auto units = net->units(config.rows);
+  const runtime::Options options{
+      .strategy = config.strategy,
+      .combine = config.ranks == 3 ? Combine::sum : Combine::mean,
+      .row_exchange_bytes = config.rows ? 0 : -1,
+      .reshard_after_forward = config.inner > 0 ? runtime::Reshard(config.inner) : runtime::Reshard(true),
+      .keep_gathered_bytes = config.late ? -1 : 0,
+      .late_group_elements = config.late ? 0 : -1,
+      .shard_optimizer_over_replicas = config.parted,
+      .fused = config.fused};
+  std::vector<runtime::UnitSpec> units = net->units(config.rows);
+  for (std::size_t unit = 0; config.by_unit && unit < units.size(); ++unit)
+    units[unit].choice.strategy = runtime::kStrategies.at(1 + unit % 3);
   const auto model = config.replicas > 1 ? fully_shard(mesh, net, units, options, std::move(lanes))
                                          : fully_shard(group, net, units, options, std::move(lanes));
   device::Device& device = model->device();
@@ -113,6 +117,13 @@ std::vector<SimConfig> make_configs() {
     }
   }
   configs.push_back({.ranks = 3, .microbatches = 2, .late = true, .replicas = 3, .parted = true});
+  for (const int microbatches : {1, 2}) {
+    configs.push_back({.ranks = 4, .microbatches = microbatches, .inner = 2});
+    for (const Strategy strategy : runtime::kStrategies) {
+      if (!shards_optimizer(strategy)) continue;
+      configs.push_back({.ranks = 2, .strategy = strategy, .microbatches = microbatches, .by_unit = true});
+    }
+  }
   return configs;
 }
 
@@ -131,7 +142,8 @@ uint64_t seeds_asked_for(uint64_t otherwise) {
 std::string SimConfig::name() const {
   return text("ranks", ranks, "_", runtime::to_string(strategy), "_mb", microbatches,
               tied ? "_tied" : "_untied", rows ? "_rows" : "", fused ? "" : "_unfused", late ? "_late" : "",
-              replicas > 1 ? text("_replicas", replicas) : "", parted ? "_parted" : "");
+              replicas > 1 ? text("_replicas", replicas) : "", parted ? "_parted" : "",
+              inner > 0 ? text("_inner", inner) : "", by_unit ? "_by_unit" : "");
 }
 
 std::vector<int> owners_in_order(const SimConfig& config) {

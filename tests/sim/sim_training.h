@@ -21,9 +21,11 @@ struct SimConfig {
   bool rows = false;  // the embedding is exchanged by rows
   bool fused = true;  // else autograd brings the weight gradients
   int steps = 3;
-  bool late = false;    // own rows are added onto the peers' sum
-  int replicas = 1;     // of each shard, on a hybrid mesh
-  bool parted = false;  // main weights are sharded over the replicas too
+  bool late = false;     // own rows are added onto the peers' sum
+  int replicas = 1;      // of each shard, on a hybrid mesh
+  bool parted = false;   // main weights are sharded over the replicas too
+  int inner = 0;         // neighbours that keep weights from the forward on; 0: nobody does
+  bool by_unit = false;  // units have optim, optim_grads and optim_grads_params in turn
 
   /// "ranks2-sharded-mb1-untied", unique among sim_configs().
   [[nodiscard]] std::string name() const;
