@@ -57,9 +57,12 @@ std::string purpose_table(const runtime::ShardedModel& sharded) {
 
 std::string device_line(const Place& place, const runtime::ShardedModel& sharded, comm::PeerGroup& group) {
   const bool bf16 = sharded.options().model_dtype == at::kBFloat16;
-  return text(place.gpu >= 0 ? "a GPU per rank" : "CPU", bf16 ? ", bf16 with fp32 main weights" : ", fp32",
-              ", lanes through ", group.lanes().describe(), place.note.empty() ? "" : "; on CPUs since ",
-              place.note);
+  const bool main = sharded.options().main_weights == runtime::MainWeights::fp32;
+  const char* numbers = !bf16  ? ", fp32"
+                        : main ? ", bf16 with fp32 main weights"
+                               : ", bf16, main weights too";
+  return text(place.gpu >= 0 ? "a GPU per rank" : "CPU", numbers, ", lanes through ",
+              group.lanes().describe(), place.note.empty() ? "" : "; on CPUs since ", place.note);
 }
 
 }  // namespace

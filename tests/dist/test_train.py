@@ -123,6 +123,7 @@ def test_any_number_of_ranks_gives_the_same_losses(trained, ranks):
         {"model__recompute": "reentrant"},
         {"sharding__offload": True, "train__microbatches": 2},
         {"sharding__reshard_after_forward": "2"},
+        {"sharding__reshard_after_forward": "false"},
         {"model__recompute": "non_reentrant", "sharding__delay_wgrad": True, "train__microbatches": 2},
         {"sharding__delay_wgrad": True, "sharding__strategy": "optim", "train__microbatches": 2},
         {"sharding__strategy": "optim_grads", "train__microbatches": 2},

@@ -161,11 +161,15 @@ def test_the_program_for_gpus_trains_on_cpus_and_says_why(command, tmp_path, ran
 def test_bf16_on_cpus_learns_too(command, tmp_path, ranks):
     values = {"train__steps": 40, "train__warmup_steps": 5}
     runs = {}
-    for dtype in ("auto", "fp32", "bf16"):
-        result = run([*command("cpu", sharding__model_dtype=dtype, **values), "--ranks", str(ranks)])
+    for dtype in ("auto", "fp32", "bf16", "bf16, all of it"):
+        extra = {"sharding__main_weights": "model_dtype", "sharding__accumulation_dtype": "bf16"} if "all" in dtype else {}
+        result = run([*command("cpu", sharding__model_dtype=dtype.split(",")[0], **extra, **values), "--ranks", str(ranks)])
         assert result.code == 0, result
         assert ("CPU, bf16 with fp32 main weights" in result.out.decode()) == (dtype == "bf16")
+        assert ("CPU, bf16, main weights too" in result.out.decode()) == ("all" in dtype)
         runs[dtype] = [event["loss"] for event in events(tmp_path / "metrics.jsonl") if event["event"] == "step"]
     assert runs["auto"] == runs["fp32"] != runs["bf16"]
     assert runs["bf16"][0] == pytest.approx(runs["fp32"][0], rel=1e-2)
     assert runs["bf16"][-1] == pytest.approx(runs["fp32"][-1], rel=0.1)
+    assert runs["bf16, all of it"][0] == pytest.approx(runs["fp32"][0], rel=1e-2)
+    assert runs["bf16, all of it"][-1] < runs["fp32"][0] - 1  # it learns, if less: small updates are rounded away
