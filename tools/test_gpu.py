@@ -39,14 +39,14 @@ def programs(preset):
     return sorted(path for path in folder.iterdir() if path.is_file() and path.suffix == "" and os.access(path, os.X_OK))
 
 
-def run_pytest(preset, environment, at_once):
+def run_pytest(preset, environment):
     """The cases of tests/gpu/test_*.py."""
     if importlib.util.find_spec("pytest") is None:
         return [results.Case("pytest", "skipped", "this Python has no pytest: python3 -m pip install pytest")]
     junit = results.RESULTS / "gpu" / "pytest.xml"
     command = ["timeout", str(PYTEST_LIMIT_S), sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "-s",
                "--tb=short", "--no-summary", f"--junitxml={junit}", "tests/gpu"]
-    return results.run_recorded(command, junit, "pytest", environment | {"FSDPP_PRESET": preset}, at_once)
+    return results.run_recorded(command, junit, "pytest", environment | {"FSDPP_PRESET": preset})
 
 
 def main():
@@ -74,9 +74,6 @@ def main():
     begin = time.monotonic()
     jobs = 1 if arguments.sanitizer else arguments.jobs
     tasks, reports = [], []
-    if arguments.filter == EVERY and not arguments.sanitizer:
-        # It sets library path and multicast for its programs by itself, as a user's shell would not.
-        tasks.append(lambda: run_pytest(arguments.preset, {"OMP_NUM_THREADS": environment["OMP_NUM_THREADS"]}, jobs > 1))
     for path in chosen:
         parts = 1 if path.name == "kernels_test" else 2 * jobs
         for part in range(parts):
@@ -86,6 +83,10 @@ def main():
             tasks.append(lambda c=command, r=reports[-1], n=path.name, e=own: results.run_recorded(c, r, n, e, jobs > 1))
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         cases = [case for found in pool.map(lambda task: task(), tasks) for case in found]
+    if arguments.filter == EVERY and not arguments.sanitizer:
+        # By itself, since it expects lost ranks to be named in time. It sets library path and multicast for its programs as a
+        # user's shell would not.
+        cases += run_pytest(arguments.preset, {"OMP_NUM_THREADS": environment["OMP_NUM_THREADS"]})
     checked = {
         figure: sum(results.sum_recorded(report, figure) for report in reports)
         for figure in ("parity_configurations", "hazards_checked")

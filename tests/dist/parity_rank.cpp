@@ -21,7 +21,6 @@
 #include "fsdpp/runtime/call.h"
 #include "fsdpp/runtime/fully_shard.h"
 #include "tests/support/hazard_watch.h"
-#include "tests/support/sharded_integer_model.h"
 #include "tests/support/thread_c10d.h"
 
 namespace fsdpp::test {
@@ -73,25 +72,8 @@ class Rank {
       accumulators_.push_back(torch::autograd::impl::grad_accumulator(weight));
       accumulators_.back()->add_post_hook(std::make_unique<GradientSpy>(weight, seen_));
     }
-    runtime::Options options{.strategy = c_.strategy,
-                             .combine = is_power_of_two(c_.ranks) ? Combine::mean : Combine::sum,
-                             .row_exchange_bytes = c_.rows ? 0 : -1,
-                             .wire_dtype = c_.bf16_wire ? at::kBFloat16 : at::kFloat,
-                             .keep_gathered_bytes = c_.kept ? -1 : 0,
-                             .late_group_elements = c_.late ? 0 : -1,
-                             .shard_optimizer_over_replicas = c_.parted,
-                             .offload = c_.offload,
-                             .delay_wgrad = c_.delayed,
-                             .fused = c_.fused};
-    if (c_.bf16) options.model_dtype = at::kBFloat16;
-    if (c_.narrow) {
-      options.accumulation_dtype = at::kBFloat16;
-      options.main_weights = runtime::MainWeights::model_dtype;
-    }
-    if (c_.inner > 0) options.reshard_after_forward = c_.inner;
-    std::vector<runtime::UnitSpec> units = net_->units_with_rows();
-    if (!c_.rows) units.erase(units.begin());
-    if (c_.by_unit) choose_strategies(units);
+    const runtime::Options options = options_of(c_);
+    const std::vector<runtime::UnitSpec> units = units_of(c_, *net_);
     if (c_.replicas > 1) {
       mesh_ = std::make_unique<comm::MeshGroup>(group, comm::hybrid_mesh(c_.ranks, c_.replicas));
       if (c_.c10d) talk_through_c10d(mesh_->along("replicate"));
@@ -123,18 +105,6 @@ class Rank {
   }
 
  private:
-  // The embedding that is exchanged by rows keeps the root's.
-  void choose_strategies(std::vector<runtime::UnitSpec>& units) const {
-    const bool sharded = c_.parted || c_.offload;  // no_shard is refused
-    std::vector<Strategy> others(runtime::kStrategies.begin() + (sharded ? 1 : 0),
-                                 runtime::kStrategies.end());
-    std::rotate(others.begin(), std::find(others.begin(), others.end(), c_.strategy), others.end());
-    std::size_t next = 1;
-    for (runtime::UnitSpec& unit : units) {
-      if (unit.use == runtime::Use::whole) unit.choice.strategy = others[next++ % others.size()];
-    }
-  }
-
   void talk_through_c10d(comm::PeerGroup& among) {
     c10d_ = ThreadC10d::over(among);
     comm::use_c10d(among, c10d_);
@@ -316,6 +286,40 @@ std::string name_of(const ParityConfiguration& c) {
               c.delayed ? "_Delayed" : "", c.bf16 ? "_Bf16" : "", c.offload ? "_Offload" : "",
               c.inner > 0 ? text("_Inner", c.inner) : "", c.by_unit ? "_ByUnit" : "",
               c.narrow ? "_Narrow" : "", c.c10d ? "_C10d" : "");
+}
+
+runtime::Options options_of(const ParityConfiguration& c) {
+  runtime::Options options{.strategy = c.strategy,
+                           .combine = is_power_of_two(c.ranks) ? Combine::mean : Combine::sum,
+                           .row_exchange_bytes = c.rows ? 0 : -1,
+                           .wire_dtype = c.bf16_wire ? at::kBFloat16 : at::kFloat,
+                           .keep_gathered_bytes = c.kept ? -1 : 0,
+                           .late_group_elements = c.late ? 0 : -1,
+                           .shard_optimizer_over_replicas = c.parted,
+                           .offload = c.offload,
+                           .delay_wgrad = c.delayed,
+                           .fused = c.fused};
+  if (c.bf16) options.model_dtype = at::kBFloat16;
+  if (c.inner > 0) options.reshard_after_forward = c.inner;
+  if (!c.narrow) return options;
+  options.accumulation_dtype = at::kBFloat16;
+  options.main_weights = runtime::MainWeights::model_dtype;
+  return options;
+}
+
+// An embedding that is exchanged by rows keeps the root's strategy.
+std::vector<runtime::UnitSpec> units_of(const ParityConfiguration& c, const IntegerNet& net) {
+  std::vector<runtime::UnitSpec> units = net.units_with_rows();
+  if (!c.rows) units.erase(units.begin());
+  if (!c.by_unit) return units;
+  const bool sharded = c.parted || c.offload;  // no_shard is refused
+  std::vector<Strategy> others(runtime::kStrategies.begin() + (sharded ? 1 : 0), runtime::kStrategies.end());
+  std::rotate(others.begin(), std::find(others.begin(), others.end(), c.strategy), others.end());
+  std::size_t next = 1;
+  for (runtime::UnitSpec& unit : units) {
+    if (unit.use == runtime::Use::whole) unit.choice.strategy = others[next++ % others.size()];
+  }
+  return units;
 }
 
 // Configurations that differ in nothing that it sees share one.

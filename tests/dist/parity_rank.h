@@ -7,6 +7,7 @@
 #include "fsdpp/nn/recompute.h"
 #include "fsdpp/runtime/options.h"
 #include "tests/support/integer_model.h"
+#include "tests/support/sharded_integer_model.h"
 
 // One configuration of the parity tests, and a rank's training of it.
 namespace fsdpp::test {
@@ -36,6 +37,11 @@ struct ParityConfiguration {
 };
 
 [[nodiscard]] std::string name_of(const ParityConfiguration& configuration);
+
+/// What fully_shard() gets for `net` beside a group or mesh.
+[[nodiscard]] runtime::Options options_of(const ParityConfiguration& configuration);
+[[nodiscard]] std::vector<runtime::UnitSpec> units_of(const ParityConfiguration& configuration,
+                                                      const IntegerNet& net);
 
 /// What plain libtorch makes of it on one process; configurations that differ in nothing that it sees share
 /// one. Not for several threads at once.

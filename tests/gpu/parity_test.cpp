@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -16,6 +16,7 @@
 #include "fsdpp/device/cuda.h"
 #include "fsdpp/runtime/call.h"
 #include "fsdpp/runtime/fully_shard.h"
+#include "tests/dist/parity_rank.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/support/integer_model.h"
 #include "tests/support/sharded_integer_model.h"
@@ -30,33 +31,15 @@ constexpr int kSteps = 4;
 constexpr int kDelayUs = 1000;  // many times a step of this small model
 constexpr double kRate = 1.0 / 16;
 
-struct Configuration {
-  Strategy strategy;
-  int microbatches;
-  bool tied;
-  bool fused;
-  bool bf16;
-  bool rows = false;  // the embedding is exchanged by rows
-  bool kept = false;  // full weights stay where they are
-  bool late = false;  // own rows are added onto the peers' sum, however few
-  bool bf16_wire = false;
-  bool replicas = false;  // every rank is a replica of the others on a hybrid mesh
-  bool parted = false;    // which shard the main weights among themselves
-  nn::Recompute recompute = nn::Recompute::none;
-  bool delayed = false;  // weight gradients come with backward_dw()
-  bool offload = false;  // main weights in host memory
-  bool by_unit = false;  // units have the strategies in turn
-  bool narrow = false;   // gradients are stored in bf16, and main weights are the model's
-};
+using Configuration = ParityConfiguration;
 
-std::string name_of(const Configuration& c) {
-  return text(runtime::to_string(c.strategy), ", ", c.microbatches, " microbatches", c.tied ? ", tied" : "",
-              c.fused ? ", fused" : ", unfused", c.bf16 ? ", bf16" : ", fp32", c.rows ? ", rows" : "",
-              c.kept ? ", kept" : "", c.late ? ", late" : "", c.bf16_wire ? ", bf16 wire" : "",
-              c.replicas ? ", replicas" : "", c.parted ? ", parted" : "",
-              c.recompute == nn::Recompute::none ? "" : ", recompute " + nn::to_string(c.recompute),
-              c.delayed ? ", delayed" : "", c.offload ? ", offload" : "", c.by_unit ? ", by unit" : "",
-              c.narrow ? ", narrow" : "");
+// `ranks` is set, and `replicas` from 2 on made all of them, when it is known how many there are.
+Configuration basic(Strategy strategy, int microbatches, bool tied, bool fused, bool bf16) {
+  Configuration c{.ranks = 0, .strategy = strategy, .microbatches = microbatches};
+  c.tied = tied;
+  c.fused = fused;
+  c.bf16 = bf16;
+  return c;
 }
 
 // Units that choose for themselves.
@@ -65,9 +48,9 @@ void add_choices(std::vector<Configuration>& all, Configuration c) {
   c.late = c.kept = all.size() % 3 == 0;
   c.delayed = all.size() % 4 == 0;
   all.push_back(c);
-  c.replicas = true;
+  c.replicas = 2;
   all.push_back(c);
-  c.replicas = false;
+  c.replicas = 1;
   c.narrow = true;
   if (c.bf16) all.push_back(c);  // else they would not hold the weights
 }
@@ -87,6 +70,24 @@ void add_schedules(std::vector<Configuration>& all, Configuration c) {
   }
 }
 
+// What strategies that shard gradients offer besides.
+void add_ways(std::vector<Configuration>& all, const Configuration& one) {
+  const auto add = [&](bool rows, bool kept, bool late, bool bf16_wire) {
+    Configuration c = one;
+    c.rows = rows;
+    c.kept = kept;
+    c.late = late;
+    c.bf16_wire = bf16_wire;
+    all.push_back(c);
+  };
+  add(true, false, false, false);
+  if (!shards_parameters(one.strategy)) return;
+  add(true, true, true, false);
+  add(false, false, true, false);
+  add(false, false, false, true);
+  add(true, true, true, true);
+}
+
 std::vector<Configuration> configurations() {
   std::vector<Configuration> all;
   for (const Strategy strategy : runtime::kStrategies) {
@@ -94,22 +95,17 @@ std::vector<Configuration> configurations() {
       for (const bool tied : {false, true}) {
         for (const bool fused : {false, true}) {
           for (const bool bf16 : {false, true}) {
-            all.push_back({strategy, microbatches, tied, fused, bf16});
-            Configuration hybrid = all.back();
-            hybrid.replicas = true;
+            const Configuration one = basic(strategy, microbatches, tied, fused, bf16);
+            all.push_back(one);
+            Configuration hybrid = one;
+            hybrid.replicas = 2;
             all.push_back(hybrid);
             hybrid.parted = shards_optimizer(strategy);
             hybrid.late = shards_gradients(strategy);
             if (hybrid.parted) all.push_back(hybrid);
-            if (tied == (microbatches == 3)) add_schedules(all, {strategy, microbatches, tied, fused, bf16});
-            if (tied == (microbatches == 1)) add_choices(all, {strategy, microbatches, tied, fused, bf16});
-            if (!fused || !shards_gradients(strategy)) continue;
-            all.push_back({strategy, microbatches, tied, fused, bf16, true});
-            if (!shards_parameters(strategy)) continue;
-            all.push_back({strategy, microbatches, tied, fused, bf16, true, true, true});
-            all.push_back({strategy, microbatches, tied, fused, bf16, false, false, true});
-            all.push_back({strategy, microbatches, tied, fused, bf16, false, false, false, true});
-            all.push_back({strategy, microbatches, tied, fused, bf16, true, true, true, true});
+            if (tied == (microbatches == 3)) add_schedules(all, one);
+            if (tied == (microbatches == 1)) add_choices(all, one);
+            if (fused && shards_gradients(strategy)) add_ways(all, one);
           }
         }
       }
@@ -140,31 +136,11 @@ class Training {
         model_{.tied = c.tied},
         place_(at::kCUDA, static_cast<c10::DeviceIndex>(lanes->gpu())) {
     net_ = std::make_shared<IntegerNet>(model_);
-    runtime::Options options{.strategy = c.strategy,
-                             .combine = Combine::mean,
-                             .row_exchange_bytes = c.rows ? 0 : -1,
-                             .wire_dtype = c.bf16_wire ? at::kBFloat16 : at::kFloat,
-                             .keep_gathered_bytes = c.kept ? -1 : 0,
-                             .late_group_elements = c.late ? 0 : -1,
-                             .shard_optimizer_over_replicas = c.parted,
-                             .offload = c.offload,
-                             .delay_wgrad = c.delayed,
-                             .fused = c.fused};
     net_->recompute = c.recompute;
-    if (c.bf16) options.model_dtype = at::kBFloat16;
-    if (c.narrow) {
-      options.accumulation_dtype = at::kBFloat16;
-      options.main_weights = runtime::MainWeights::model_dtype;
-    }
-    std::vector<runtime::UnitSpec> units = net_->units_with_rows();
-    if (!c.rows) units.erase(units.begin());
-    if (c.by_unit) {
-      auto next = static_cast<std::size_t>(c.strategy);
-      for (runtime::UnitSpec& unit : units)
-        unit.choice.strategy = runtime::kStrategies[++next % runtime::kStrategies.size()];
-    }
-    sharded_ = c.replicas ? fully_shard(replicas, net_, units, options, std::move(lanes))
-                          : fully_shard(group_, net_, units, options, std::move(lanes));
+    const runtime::Options options = options_of(c);
+    const std::vector<runtime::UnitSpec> units = units_of(c, *net_);
+    sharded_ = c.replicas > 1 ? fully_shard(replicas, net_, units, options, std::move(lanes))
+                              : fully_shard(group_, net_, units, options, std::move(lanes));
   }
 
   bool run(const std::vector<OracleStep>& oracle) {
@@ -233,19 +209,22 @@ class Training {
   std::shared_ptr<runtime::ShardedModel> sharded_;
 };
 
+Configuration among(const comm::PeerGroup& group, Configuration c) {
+  c.ranks = group.ranks();
+  if (c.replicas > 1) c.replicas = group.ranks();
+  return c;
+}
+
 bool train_all(comm::PeerGroup& group, const device::CudaOptions& lanes) {
   comm::MeshGroup replicas(group, comm::hybrid_mesh(group.ranks(), group.ranks()));
   bool right = true;
   int count = 0;
-  for (const Configuration& c : configurations()) {
+  for (const Configuration& any : configurations()) {
+    const Configuration c = among(group, any);
     const bool narrow_sums = c.bf16_wire || c.narrow;
     if (narrow_sums && group.lanes().collectives() != nullptr) continue;  // refused
-    if (c.replicas && group.ranks() == 1) continue;
-    const std::vector<OracleStep> oracle =
-        integer_oracle({.tied = c.tied}, Descent{.steps = kSteps,
-                                                 .pieces = group.ranks() * c.microbatches,
-                                                 .divisor = group.ranks(),
-                                                 .rate = kRate});
+    if (any.replicas > 1 && group.ranks() == 1) continue;
+    const std::vector<OracleStep>& oracle = oracle_of(c);
     const bool one = Training(replicas, c, device::make_cuda_device(group.rank(), lanes)).run(oracle);
     if (!one) std::cerr << "wrong: " << name_of(c) << "\n";
     right = right && one;
@@ -263,12 +242,11 @@ const RegisterGpuBody parity("parity", [](comm::PeerGroup& group) {
 
 // One training after another in which one operation's lane is held up: the k-th of every step. What a missing
 // wait would let through shows, the more so as memory is poisoned between its lives.
-bool train_with_delays(comm::PeerGroup& group, const Configuration& c) {
+bool train_with_delays(comm::PeerGroup& group, const Configuration& any) {
+  const Configuration c = among(group, any);
   comm::MeshGroup replicas(group, comm::hybrid_mesh(group.ranks(), group.ranks()));
   bool right = true;
-  const std::vector<OracleStep> oracle = integer_oracle(
-      {},
-      Descent{.steps = 1, .pieces = group.ranks() * c.microbatches, .divisor = group.ranks(), .rate = kRate});
+  const std::vector<OracleStep>& oracle = oracle_of(c);
   int64_t operations = 0;  // of one training
   int64_t now = 0;
   int64_t chosen = -1;
@@ -295,58 +273,56 @@ bool train_with_delays(comm::PeerGroup& group, const Configuration& c) {
 }
 
 // Fused, bf16; each as a body of its own.
-const std::array<std::pair<const char*, Configuration>, 10> kDelayed = {{
-    {"delays_no_shard", {Strategy::no_shard, 1, false, true, true}},
-    {"delays_optim", {Strategy::optim, 3, false, true, true}},
-    {"delays_replicas",
-     {Strategy::optim_grads_params, 1, false, true, true, false, false, true, false, true}},
-    {"delays_parted", {Strategy::optim, 3, false, true, true, false, false, false, false, true, true}},
-    {"delays_slots", {Strategy::optim_grads_params, 1, false, true, true}},
-    {"delays_rows", {Strategy::optim_grads_params, 1, false, true, true, true}},
-    {"delays_late", {Strategy::optim_grads_params, 1, false, true, true, true, true, true}},
-    {"delays_wgrad",
-     {Strategy::optim_grads_params, 1, false, true, true, false, false, true, false, false, false,
-      nn::Recompute::reentrant, true}},
-    {"delays_offload",
-     {.strategy = Strategy::optim_grads,
-      .microbatches = 1,
-      .tied = false,
-      .fused = true,
-      .bf16 = true,
-      .offload = true}},
-    {"delays_by_unit",
-     {.strategy = Strategy::optim_grads_params,
-      .microbatches = 2,
-      .tied = false,
-      .fused = true,
-      .bf16 = true,
-      .by_unit = true,
-      .narrow = true}},
-}};
-const std::array<RegisterGpuBody, 10> delays = {{
-    {kDelayed[0].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[0].second); }},
-    {kDelayed[1].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[1].second); }},
-    {kDelayed[2].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[2].second); }},
-    {kDelayed[3].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[3].second); }},
-    {kDelayed[4].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[4].second); }},
-    {kDelayed[5].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[5].second); }},
-    {kDelayed[6].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[6].second); }},
-    {kDelayed[7].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[7].second); }},
-    {kDelayed[8].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[8].second); }},
-    {kDelayed[9].first, [](comm::PeerGroup& group) { return train_with_delays(group, kDelayed[9].second); }},
-}};
+Configuration delayed(Strategy strategy, int microbatches,
+                      const std::function<void(Configuration&)>& change = {}) {
+  Configuration c = basic(strategy, microbatches, /*tied=*/false, /*fused=*/true, /*bf16=*/true);
+  if (change) change(c);
+  return c;
+}
 
-class GpuDelays : public testing::TestWithParam<int> {};
+const std::vector<std::pair<std::string, Configuration>>& delays() {
+  constexpr Strategy kAll = Strategy::optim_grads_params;
+  static const std::vector<std::pair<std::string, Configuration>> all = {
+      {"delays_no_shard", delayed(Strategy::no_shard, 1)},
+      {"delays_optim", delayed(Strategy::optim, 3)},
+      {"delays_replicas", delayed(kAll, 1, [](Configuration& c) { c.late = true, c.replicas = 2; })},
+      {"delays_parted",
+       delayed(Strategy::optim, 3, [](Configuration& c) { c.replicas = 2, c.parted = true; })},
+      {"delays_slots", delayed(kAll, 1)},
+      {"delays_rows", delayed(kAll, 1, [](Configuration& c) { c.rows = true; })},
+      {"delays_late", delayed(kAll, 1, [](Configuration& c) { c.rows = c.kept = c.late = true; })},
+      {"delays_wgrad", delayed(kAll, 1,
+                               [](Configuration& c) {
+                                 c.late = c.delayed = true;
+                                 c.recompute = nn::Recompute::reentrant;
+                               })},
+      {"delays_offload", delayed(Strategy::optim_grads, 1, [](Configuration& c) { c.offload = true; })},
+      {"delays_by_unit", delayed(kAll, 2, [](Configuration& c) { c.by_unit = c.narrow = true; })},
+  };
+  return all;
+}
+
+const bool kRegistered = [] {
+  for (const auto& [name, configuration] : delays())
+    gpu_bodies()[name] = [c = configuration](comm::PeerGroup& group) { return train_with_delays(group, c); };
+  return true;
+}();
+
+class GpuDelays : public testing::TestWithParam<std::string> {};
 
 TEST_P(GpuDelays, EachOperationInTurnIsHeldUpAndTheBitsStayTheSame) {
   if (device::cuda_devices() < 2) GTEST_SKIP() << "needs 2 GPUs";
-  record_figure("hazards_checked", run_on_gpus(kDelayed.at(static_cast<std::size_t>(GetParam())).first, 2),
-                "delayed operations ");
+  record_figure("hazards_checked", run_on_gpus(GetParam(), 2), "delayed operations ");
 }
 
-INSTANTIATE_TEST_SUITE_P(Bodies, GpuDelays, testing::Range(0, 10), [](const auto& info) {
-  return std::string(kDelayed.at(static_cast<std::size_t>(info.param)).first);
-});
+std::vector<std::string> delayed_bodies() {
+  std::vector<std::string> names;
+  for (const auto& [name, configuration] : delays()) names.push_back(name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Bodies, GpuDelays, testing::ValuesIn(delayed_bodies()),
+                         [](const auto& info) { return info.param; });
 
 class GpuParity : public testing::TestWithParam<std::tuple<int, const char*>> {};
 
