@@ -55,8 +55,7 @@ class OwnGradient final : public SinkOwner {
  private:
   // Somebody looks at each gradient, or changes it: a running sum would be wrong there.
   [[nodiscard]] bool is_hooked() const {
-    return !accumulator_->pre_hooks().empty() || !accumulator_->tensor_pre_hooks().empty() ||
-           torch::autograd::impl::post_acc_grad_hooks(weight_) != nullptr;
+    return !accumulator_->pre_hooks().empty() || !accumulator_->tensor_pre_hooks().empty();
   }
 
   at::Tensor first_;  // being written
