@@ -6,6 +6,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
+#include <chrono>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -14,12 +16,14 @@
 #include "fsdpp/comm/cuda_board.h"
 #include "fsdpp/comm/cuda_group.h"
 #include "fsdpp/comm/cuda_lanes.h"
+#include "fsdpp/comm/deadline.h"
 #include "fsdpp/device/cuda_check.h"
 
 namespace fsdpp::comm {
 namespace {
 
 namespace symmetric = c10d::symmetric_memory;
+constexpr std::chrono::milliseconds kLastCalls(300);
 
 /// c10d's symmetric memory: every rank's allocation is mapped here.
 class SymmetricBytes final : public PeerMemory {
@@ -62,12 +66,17 @@ class CudaPeerLanes final : public LaneTransport {
     }
     FSDPP_CUDA(cudaMemset(own.data_ptr(), 0, bytes));
     FSDPP_CUDA(cudaDeviceSynchronize());
-    auto handle = symmetric::rendezvous(own, c10d_.name);
+    group_.barrier();  // who does not come is named here: c10d would wait for it without end
+    c10::intrusive_ptr<symmetric::SymmetricMemory> handle;
+    {
+      const Deadline deadline(group_, "c10d's exchange of " + purpose, lost_exit_code_);
+      handle = symmetric::rendezvous(own, c10d_.name);
+    }
     FSDPP_INVARIANT(handle, "no symmetric memory for ", purpose);
     std::vector<std::byte*> bases;
     for (void* base : handle->get_buffer_ptrs())
       bases.push_back(static_cast<std::byte*>(base) + handle->get_offset());
-    group_.barrier();  // nobody writes a peer's memory before it is zero-filled
+    meet_again();  // nobody writes a peer's memory before it is zero-filled
     return std::make_shared<SymmetricBytes>(bytes, std::move(bases), std::move(own), std::move(handle));
   }
 
@@ -85,6 +94,16 @@ class CudaPeerLanes final : public LaneTransport {
   [[nodiscard]] int gpu() const noexcept override { return gpu_; }
 
  private:
+  // The first rank has the store: one that is asked to stop leaves the others time to come out of it.
+  void meet_again() {
+    try {
+      group_.barrier();
+    } catch (const Interrupted&) {
+      std::this_thread::sleep_for(kLastCalls);
+      throw;
+    }
+  }
+
   // rendezvous() looks its group up in c10d's registry. No communicator of NCCL is made unless one is used.
   void register_with_c10d() {
     const auto named = [&](const char* part) {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <latch>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "fsdpp/base/error.h"
 #include "fsdpp/base/interrupt.h"
 #include "fsdpp/comm/connect.h"
+#include "fsdpp/comm/deadline.h"
 #include "tests/dist/gates.h"
 
 namespace fsdpp::comm {
@@ -23,6 +25,20 @@ using test::since;
 using test::until_asleep;
 
 constexpr milliseconds kLong(60000);  // never reached: a test that needs it fails by its own limit
+
+TEST(CommThreadsDeathTest, ACallThatDoesNotComeBackEndsTheProcess) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto call = [](bool comes_back) {
+    const auto body = [&](PeerGroup& group) {
+      const Deadline deadline(group, "a call", 3);
+      std::promise<void> never;
+      if (!comes_back) never.get_future().wait();
+    };
+    run_thread_ranks(1, body, milliseconds(100));
+  };
+  call(true);
+  EXPECT_EXIT(call(false), testing::ExitedWithCode(3), "rank 0 of group .* did not come back from a call");
+}
 
 TEST(CommThreadsDeathTest, ASignalOutOfSequenceAborts) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
