@@ -116,8 +116,7 @@ void Child::signal(int number) const noexcept {
   if (running_) kill(pid_, number);
 }
 
-void Child::ask_to_end(int number) const noexcept {
-  signal(number);
+void Child::kill_if_stopped() const noexcept {
   siginfo_t info{};
   const auto id = static_cast<id_t>(pid_);
   const bool stopped = stopped_ || (running_ && waitid(P_PID, id, &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 &&

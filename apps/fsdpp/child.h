@@ -40,8 +40,8 @@ class Child {
 
   /// Sends `number` if the process runs.
   void signal(int number) const noexcept;
-  /// The same with a signal that it shall end by. One that is stopped would not hear it, and is killed.
-  void ask_to_end(int number) const noexcept;
+  /// Kills a process that is stopped: it would not hear a signal that it shall end by.
+  void kill_if_stopped() const noexcept;
   /// Looks whether the process has ended; true when it has done so since the last call.
   bool reap() noexcept;
   /// Forwards what has come to the launcher's stderr, lines as a whole; what is left of one when `all`.

@@ -104,9 +104,11 @@ class Launcher {
     for (const auto& child : children_) child->signal(number);
   }
 
-  /// Asks all to end, and kills those that have not after `grace`.
+  /// Asks all to end, and kills those that have not after `grace`. All are asked before a stopped one is
+  /// killed: its peers, who wait for it, are to know why it is gone.
   void stop_all(int number, milliseconds grace) {
-    for (const auto& child : children_) child->ask_to_end(number);
+    signal_all(number);
+    for (const auto& child : children_) child->kill_if_stopped();
     deadline_ = Clock::now() + grace;
   }
 

@@ -68,6 +68,8 @@ WaitOutcome wait_asleep(SharedCounter& counter, uint32_t value, std::chrono::mil
     // Looked at again: a rank that raised its counter and then ended has done its part.
     const uint32_t last = word.load(std::memory_order_acquire);
     if (reached(last, value)) return {WaitResult::reached, last, std::nullopt};
+    // A peer that is gone may have heard a moment earlier what this rank has heard by now.
+    if (now && now->final && interrupted()) return {WaitResult::interrupted, last, std::nullopt};
     if (now && now->final) return {WaitResult::peer_lost, last, now};
     if (!time_left) return {WaitResult::timed_out, last, latest};
   }
