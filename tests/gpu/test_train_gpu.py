@@ -30,7 +30,6 @@ STEPS = 300
 PATIENCE_S = 120  # the start of CUDA and of NCCL's threads included
 TIMEOUT_S = 8
 LOST = 3  # apps/fsdpp/exit_code.h
-NOISE = 0.05  # of losses after 300 steps: runs in bf16 that differ in roundings alone lie up to 3.2 % from fp32's
 OF_SEVERAL_RANKS = ("sharding__mesh", "sharding__optimizer_over_replicas")
 VARIANTS = [
     {"train__microbatches": 2},
@@ -138,14 +137,14 @@ def test_learns_what_cpus_learn(on_gpus, on_cpus, count):
     assert trained.losses[:10] == pytest.approx(on_cpus.losses[:10], rel=5e-3)  # bf16 against fp32
     assert trained.norms[0] == pytest.approx(on_cpus.norms[0], rel=5e-3)
     assert trained.figures["val_loss"] < trained.losses[0] - 2.5
-    assert trained.figures["val_loss"] == pytest.approx(on_cpus.figures["val_loss"], rel=NOISE)
+    assert trained.figures["val_loss"] == pytest.approx(on_cpus.figures["val_loss"], rel=0.03)
 
 
 def test_two_gpus_learn_the_same_as_one(on_gpus):
     one, two = on_gpus(1), on_gpus(2)
     assert two.losses[0] == pytest.approx(one.losses[0], rel=1e-3)  # the same weights, rounded and summed otherwise
     assert two.losses[:10] == pytest.approx(one.losses[:10], rel=2e-3)
-    assert two.validations == pytest.approx(one.validations, rel=2 * NOISE)
+    assert two.validations == pytest.approx(one.validations, rel=0.03)
 
 
 def test_in_fp32_the_losses_are_those_of_cpus(on_cpus, text, tmp_path):
@@ -153,7 +152,7 @@ def test_in_fp32_the_losses_are_those_of_cpus(on_cpus, text, tmp_path):
     trained = Trained(tmp_path, text, ["--device", "cuda"], sharding__model_dtype="fp32")
     assert "a GPU per rank, fp32, lanes through " in trained.out
     assert trained.losses[:10] == pytest.approx(on_cpus.losses[:10], rel=2e-4)
-    assert trained.figures["val_loss"] == pytest.approx(on_cpus.figures["val_loss"], rel=NOISE)
+    assert trained.figures["val_loss"] == pytest.approx(on_cpus.figures["val_loss"], rel=0.03)
 
 
 def test_the_same_command_gives_the_same_bits(text, tmp_path):
