@@ -35,6 +35,16 @@ std::vector<UnitSpec> with_choices(const SmallNet& net, const std::vector<UnitCh
   return specs;
 }
 
+// The gradients are the oracle's; both step, and tell.
+void end_step(ShardedModel& model, SmallNet& oracle) {
+  expect_gradients(model, oracle);
+  integer_step(model.shards());
+  integer_step(oracle.parameters());
+  model.weights_changed();
+  model.zero_grad();
+  clear(oracle);
+}
+
 // One linear layer with one weight [1, 2]: its gradient is the sum of its inputs.
 class OneWeight : public torch::nn::Module {
  public:
@@ -255,12 +265,7 @@ TEST(UnitChoices, WeightsThatNeighboursKeepComeFromThem) {
           small_loss(oracle.run(small_batch(kDim, rank, i))).backward();
         }
       }
-      expect_gradients(*model, oracle);
-      integer_step(model->shards());
-      integer_step(oracle.parameters());
-      model->weights_changed();
-      model->zero_grad();
-      clear(oracle);
+      end_step(*model, oracle);
       if (step == 1) {  // gathered from all: an epoch in which nobody keeps, until training goes on
         const at::NoGradGuard no_grad;
         oracle.skipped.clear();
@@ -301,12 +306,7 @@ TEST(UnitChoices, Case30AForwardThatRaisesLeavesNeighboursInStep) {
         }
         small_loss(net->run(small_batch(kDim, group.rank(), step))).backward();
         oracle_backward(oracle, all_batches(kDim, 4, step));
-        expect_gradients(*model, oracle);
-        integer_step(model->shards());
-        integer_step(oracle.parameters());
-        model->weights_changed();
-        model->zero_grad();
-        clear(oracle);
+        end_step(*model, oracle);
       }
     });
   }
