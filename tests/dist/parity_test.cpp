@@ -60,6 +60,13 @@ void for_each_window(const Add& add) {
   }
 }
 
+struct Mesh {
+  int ranks;
+  int replicas;
+  bool parted = false;
+  int inner = 0;
+};
+
 std::vector<Configuration> flat() {
   std::vector<Configuration> all;
   for (const int ranks : {1, 2, 3, 4}) {
@@ -75,9 +82,6 @@ std::vector<Configuration> flat() {
 
 std::vector<Configuration> hybrid() {
   std::vector<Configuration> all;
-  struct Mesh {
-    int ranks, replicas;
-  };
   for (const Mesh mesh : {Mesh{2, 2}, Mesh{3, 3}, Mesh{4, 2}, Mesh{4, 4}, Mesh{6, 3}}) {
     for (const Strategy strategy : runtime::kStrategies) {
       for (const bool parted : {false, true}) {
@@ -126,10 +130,6 @@ std::vector<Configuration> with_options() {
 
 // Ways to run a backward, in every strategy and mesh; what else there is takes turns.
 std::vector<Configuration> schedules() {
-  struct Mesh {
-    int ranks, replicas;
-    bool parted;
-  };
   std::vector<Configuration> all;
   int turn = 0;
   for (const Mesh mesh : {Mesh{2, 1, false}, Mesh{4, 1, false}, Mesh{4, 2, false}, Mesh{4, 2, true}}) {
@@ -161,10 +161,6 @@ std::vector<Configuration> schedules() {
 
 // Units with strategies of their own, and with gradients stored in bf16: of integers that it has.
 std::vector<Configuration> by_unit() {
-  struct Mesh {
-    int ranks, replicas;
-    bool parted;
-  };
   std::vector<Configuration> all;
   int turn = 0;
   for (const Mesh mesh :
@@ -201,11 +197,9 @@ std::vector<Configuration> by_unit() {
 // Weights that neighbours keep from the forward on.
 std::vector<Configuration> inner() {
   std::vector<Configuration> all;
-  struct Mesh {
-    int ranks, replicas, inner;
-  };
   int turn = 0;
-  for (const Mesh mesh : {Mesh{4, 1, 2}, Mesh{4, 1, 1}, Mesh{4, 1, 4}, Mesh{6, 1, 3}, Mesh{8, 2, 2}}) {
+  for (const Mesh mesh : {Mesh{4, 1, false, 2}, Mesh{4, 1, false, 1}, Mesh{4, 1, false, 4},
+                          Mesh{6, 1, false, 3}, Mesh{8, 2, false, 2}}) {
     for_each_window([&](int microbatches, bool set_to_none, bool tied) {
       if (mesh.ranks > 4 && (microbatches == 3 || tied != set_to_none)) return;  // beyond the exact integers
       Configuration c{mesh.ranks, Strategy::optim_grads_params, microbatches, set_to_none, tied};
