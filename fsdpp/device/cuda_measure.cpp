@@ -42,6 +42,7 @@ CudaMemory cuda_memory() {
 }
 
 void cuda_reset_memory() {
+  if (!c10::cuda::CUDACachingAllocator::get()->initialized()) return;  // no tensor yet
   c10::cuda::CUDACachingAllocator::emptyCache();
   c10::cuda::CUDACachingAllocator::resetPeakStats(c10::cuda::current_device());
 }

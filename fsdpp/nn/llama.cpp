@@ -1,7 +1,6 @@
 #include "fsdpp/nn/llama.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>
 #include <c10/core/InferenceMode.h>
@@ -10,6 +9,7 @@
 #include <string>
 
 #include "fsdpp/base/error.h"
+#include "fsdpp/nn/cross_entropy.h"
 #include "fsdpp/runtime/call.h"
 
 namespace fsdpp::nn {
@@ -160,7 +160,7 @@ at::Tensor Llama::forward(const at::Tensor& tokens, const at::Tensor& targets) {
   }
   const at::Tensor scores = logits(x);
   if (!targets.defined()) return scores;
-  return at::cross_entropy_loss(scores.view({-1, config_.vocabulary}).to(at::kFloat), targets.reshape({-1}));
+  return cross_entropy(scores.view({-1, config_.vocabulary}), targets.reshape({-1}));
 }
 
 std::vector<runtime::UnitSpec> Llama::units() const {
