@@ -27,6 +27,7 @@ FOLDER = ROOT / "build" / os.environ.get("FSDPP_PRESET", "release") / "apps" / "
 GPU_PROGRAM = FOLDER / "fsdpp-cuda"
 CONFIG = ROOT / "configs" / "small.toml"
 STEPS = 300
+LEARNING_RATE = 1e-3  # with the configuration's 4e-3 roundings grow from step to step, to some percent of the loss
 PATIENCE_S = 120  # the start of CUDA and of NCCL's threads included
 TIMEOUT_S = 8
 LOST = 3  # apps/fsdpp/exit_code.h
@@ -89,7 +90,7 @@ class Trained:
     def __init__(self, folder, text, arguments, program=GPU_PROGRAM, launcher=(), **values):
         metrics, results = folder / "metrics.jsonl", folder / "train.json"
         values = {"data.text": text, "data.cache": folder / "tokens", "data.validation_fraction": 0.05,
-                  "train.steps": STEPS, "train.log_every": 1, "train.eval_every": 100, "output.metrics": metrics,
+                  "train.steps": STEPS, "train.learning_rate": LEARNING_RATE, "train.log_every": 1, "train.eval_every": 100, "output.metrics": metrics,
                   "output.results": results} | {name.replace("__", "."): value for name, value in values.items()}
         command = [*map(str, [*launcher, program, "train", "--config", CONFIG, *options(values), *arguments])]
         self.result = run(command[1:], libraries(), timeout=600, program=command[0])
@@ -137,14 +138,15 @@ def test_learns_what_cpus_learn(on_gpus, on_cpus, count):
     assert trained.losses[:10] == pytest.approx(on_cpus.losses[:10], rel=5e-3)  # bf16 against fp32
     assert trained.norms[0] == pytest.approx(on_cpus.norms[0], rel=5e-3)
     assert trained.figures["val_loss"] < trained.losses[0] - 2.5
-    assert trained.figures["val_loss"] == pytest.approx(on_cpus.figures["val_loss"], rel=0.03)
+    assert trained.validations == pytest.approx(on_cpus.validations, rel=0.015)
+    assert trained.figures["val_loss"] == pytest.approx(on_cpus.figures["val_loss"], rel=0.015)
 
 
 def test_two_gpus_learn_the_same_as_one(on_gpus):
     one, two = on_gpus(1), on_gpus(2)
     assert two.losses[0] == pytest.approx(one.losses[0], rel=1e-3)  # the same weights, rounded and summed otherwise
     assert two.losses[:10] == pytest.approx(one.losses[:10], rel=2e-3)
-    assert two.validations == pytest.approx(one.validations, rel=0.03)
+    assert two.validations == pytest.approx(one.validations, rel=0.015)
 
 
 def test_in_fp32_the_losses_are_those_of_cpus(on_cpus, text, tmp_path):
@@ -152,7 +154,8 @@ def test_in_fp32_the_losses_are_those_of_cpus(on_cpus, text, tmp_path):
     trained = Trained(tmp_path, text, ["--device", "cuda"], sharding__model_dtype="fp32")
     assert "a GPU per rank, fp32, lanes through " in trained.out
     assert trained.losses[:10] == pytest.approx(on_cpus.losses[:10], rel=2e-4)
-    assert trained.figures["val_loss"] == pytest.approx(on_cpus.figures["val_loss"], rel=0.03)
+    assert trained.losses == pytest.approx(on_cpus.losses, rel=2e-3)  # to the last step
+    assert trained.validations == pytest.approx(on_cpus.validations, rel=1e-3)
 
 
 def test_the_same_command_gives_the_same_bits(text, tmp_path):
