@@ -1,14 +1,13 @@
 #define USE_C10D_NCCL 1
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <cuda_runtime_api.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <utility>
 #include <vector>
 
 #include "fsdpp/comm/c10d_collectives.h"
-#include "fsdpp/comm/cuda_group.h"
+#include "fsdpp/comm/c10d_store.h"
 #include "fsdpp/comm/cuda_lanes.h"
 #include "fsdpp/device/cuda_check.h"
 
@@ -28,7 +27,7 @@ class OwnMemory final : public PeerMemory {
 
 class NcclLanes final : public LaneTransport {
  public:
-  NcclLanes(PeerGroup& group, int gpu) : group_(group), gpu_(gpu), c10d_(open_cuda_group(group)) {
+  NcclLanes(PeerGroup& group, int gpu) : group_(group), gpu_(gpu), c10d_(group) {
     gathers_ = communicator("gather");
     reduces_ = communicator("reduce");
     collectives_ = make_c10d_collectives(group_, gpu_, gathers_, reduces_);
@@ -63,13 +62,13 @@ class NcclLanes final : public LaneTransport {
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> communicator(const std::string& purpose) {
     auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
     options->timeout = group_.timeout();
-    return c10::make_intrusive<c10d::ProcessGroupNCCL>(
-        c10::make_intrusive<c10d::PrefixStore>(purpose, c10d_.store), group_.rank(), group_.ranks(), options);
+    return c10::make_intrusive<c10d::ProcessGroupNCCL>(c10d_.part(purpose), group_.rank(), group_.ranks(),
+                                                       options);
   }
 
   PeerGroup& group_;
   int gpu_;
-  CudaGroup c10d_;
+  C10dStore c10d_;
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> gathers_;
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> reduces_;
   std::unique_ptr<Collectives> collectives_;  // through both

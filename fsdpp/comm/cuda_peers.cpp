@@ -1,7 +1,6 @@
 #define USE_C10D_NCCL 1
 #include <cuda_runtime_api.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
@@ -13,8 +12,8 @@
 
 #include "fsdpp/base/bytes.h"
 #include "fsdpp/base/error.h"
+#include "fsdpp/comm/c10d_store.h"
 #include "fsdpp/comm/cuda_board.h"
-#include "fsdpp/comm/cuda_group.h"
 #include "fsdpp/comm/cuda_lanes.h"
 #include "fsdpp/comm/deadline.h"
 #include "fsdpp/device/cuda_check.h"
@@ -40,11 +39,11 @@ class SymmetricBytes final : public PeerMemory {
 class CudaPeerLanes final : public LaneTransport {
  public:
   CudaPeerLanes(PeerGroup& group, int gpu, int lost_exit_code)
-      : group_(group), gpu_(gpu), c10d_(open_cuda_group(group)), lost_exit_code_(lost_exit_code) {
+      : group_(group), gpu_(gpu), c10d_(group), lost_exit_code_(lost_exit_code) {
     register_with_c10d();
   }
   ~CudaPeerLanes() override {
-    c10d::unregister_process_group(c10d_.name);
+    c10d::unregister_process_group(c10d_.name());
     nccl_->shutdown();
   }
 
@@ -54,7 +53,7 @@ class CudaPeerLanes final : public LaneTransport {
     require(bytes > 0, "an allocation of 0 bytes for ", purpose, " was asked for, expected at least 1");
     at::Tensor own;
     try {
-      own = symmetric::empty_strided_p2p({count}, {1}, at::kByte, place, c10d_.name, std::nullopt);
+      own = symmetric::empty_strided_p2p({count}, {1}, at::kByte, place, c10d_.name(), std::nullopt);
     } catch (const c10::Error& error) {
       std::size_t free = 0;
       std::size_t total = 0;
@@ -70,7 +69,7 @@ class CudaPeerLanes final : public LaneTransport {
     c10::intrusive_ptr<symmetric::SymmetricMemory> handle;
     {
       const Deadline deadline(group_, "c10d's exchange of " + purpose, lost_exit_code_);
-      handle = symmetric::rendezvous(own, c10d_.name);
+      handle = symmetric::rendezvous(own, c10d_.name());
     }
     FSDPP_INVARIANT(handle, "no symmetric memory for ", purpose);
     std::vector<std::byte*> bases;
@@ -106,23 +105,20 @@ class CudaPeerLanes final : public LaneTransport {
 
   // rendezvous() looks its group up in c10d's registry. No communicator of NCCL is made unless one is used.
   void register_with_c10d() {
-    const auto named = [&](const char* part) {
-      return c10::make_intrusive<c10d::PrefixStore>(part, c10d_.store);
-    };
     auto options = c10d::ProcessGroupNCCL::Options::create();
     options->timeout = group_.timeout();
-    nccl_ =
-        c10::make_intrusive<c10d::ProcessGroupNCCL>(named("nccl"), group_.rank(), group_.ranks(), options);
-    symmetric::set_group_info(c10d_.name, group_.rank(), group_.ranks(), named("symmetric"));
-    whole_ = c10::make_intrusive<c10d::ProcessGroup>(named("group"), group_.rank(), group_.ranks());
+    nccl_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(c10d_.part("nccl"), group_.rank(), group_.ranks(),
+                                                        options);
+    symmetric::set_group_info(c10d_.name(), group_.rank(), group_.ranks(), c10d_.part("symmetric"));
+    whole_ = c10::make_intrusive<c10d::ProcessGroup>(c10d_.part("group"), group_.rank(), group_.ranks());
     whole_->setBackend(c10::DeviceType::CUDA, c10d::ProcessGroup::BackendType::NCCL, nccl_);
-    whole_->setGroupName(c10d_.name);
-    c10d::register_process_group(c10d_.name, whole_);
+    whole_->setGroupName(c10d_.name());
+    c10d::register_process_group(c10d_.name(), whole_);
   }
 
   PeerGroup& group_;
   int gpu_;
-  CudaGroup c10d_;
+  C10dStore c10d_;
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl_;
   c10::intrusive_ptr<c10d::ProcessGroup> whole_;  // c10d's registry does not keep it
   int lost_exit_code_;

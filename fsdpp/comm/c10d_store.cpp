@@ -1,0 +1,83 @@
+#include "fsdpp/comm/c10d_store.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "fsdpp/base/error.h"
+
+namespace fsdpp::comm {
+namespace {
+
+constexpr int kServing = 0;  // the rank
+const char* const kHost = "127.0.0.1";
+constexpr std::chrono::seconds kLastCalls(1);
+constexpr std::chrono::milliseconds kGlance(1);
+
+std::atomic<int> next_number{0};  // in the name of a store; all its ranks take the largest of theirs
+
+c10d::TCPStoreOptions options_of(const PeerGroup& group, bool serves) {
+  c10d::TCPStoreOptions options;
+  options.port = 0;  // any free one
+  options.isServer = serves;
+  options.waitWorkers = false;
+  options.numWorkers = group.ranks();
+  options.timeout = group.timeout();
+  return options;
+}
+
+// No later store of this process gets `number`.
+void take(int number) {
+  int next = next_number.load();
+  while (next <= number && !next_number.compare_exchange_weak(next, number + 1)) continue;
+}
+
+}  // namespace
+
+C10dStore::C10dStore(PeerGroup& group)
+    : group_(group), left_(group.signals({"left the store"}, "the end of c10d's store")) {
+  const bool serves = group.rank() == kServing;
+  c10d::TCPStoreOptions options = options_of(group, serves);
+  c10::intrusive_ptr<c10d::TCPStore> store;
+  if (serves) store = c10::make_intrusive<c10d::TCPStore>(kHost, options);
+  const std::vector<double> all =
+      group.exchange(std::vector<double>{serves ? 1.0 * store->getPort() : 0.0, 1.0 * next_number.load()});
+  int number = 0;
+  for (std::size_t i = 1; i < all.size(); i += 2) number = std::max(number, static_cast<int>(all[i]));
+  take(number);
+  name_ = text("fsdpp/", group.name(), "/", number);
+  if (!serves) {
+    options.port = static_cast<uint16_t>(all[2 * kServing]);
+    store = c10::make_intrusive<c10d::TCPStore>(kHost, options);
+  }
+  store_ = std::move(store);
+}
+
+C10dStore::~C10dStore() {
+  left_->signal(0, 1);
+  if (group_.rank() != kServing) return;
+  const auto end = std::chrono::steady_clock::now() + kLastCalls;
+  while (!others_left() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(kGlance);
+}
+
+bool C10dStore::others_left() const {
+  for (int rank = 0; rank < group_.ranks(); ++rank) {
+    if (left_->value(rank, 0) > 0) continue;
+    const std::optional<Trouble> trouble = group_.trouble_with(rank);
+    if (!trouble || !trouble->final) return false;
+  }
+  return true;
+}
+
+c10::intrusive_ptr<c10d::Store> C10dStore::part(const std::string& user) const {
+  return c10::make_intrusive<c10d::PrefixStore>(text(name_, "/", user), store_);
+}
+
+}  // namespace fsdpp::comm

@@ -1,0 +1,91 @@
+// The store that c10d's groups share: it is there for as long as any rank may ask it.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fsdpp/comm/c10d_store.h"
+#include "fsdpp/comm/connect.h"
+#include "tests/dist/gates.h"
+
+namespace fsdpp::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using test::Clock;
+using test::own_tid;
+using test::since;
+using test::until_asleep;
+
+std::string asked(C10dStore& store, const std::string& key) {
+  const std::vector<uint8_t> bytes = store.part("test")->get(key);
+  return {bytes.begin(), bytes.end()};
+}
+
+TEST(C10dStore, RanksReadWhatOthersWroteAndPartsAreApart) {
+  run_thread_ranks(3, [](PeerGroup& group) {
+    C10dStore store(group);
+    if (group.rank() == 1) store.part("test")->set("key", std::vector<uint8_t>{'y', 'e', 's'});
+    EXPECT_EQ(asked(store, "key"), "yes");
+    EXPECT_FALSE(store.part("other")->check({"key"}));
+    C10dStore second(group);
+    EXPECT_NE(store.name(), second.name());
+    EXPECT_FALSE(second.part("test")->check({"key"}));
+  });
+}
+
+// What c10d's threads did a moment after a rank was asked to stop: a complaint of libtorch's about a lost
+// connection.
+TEST(C10dStore, TheRankThatServesItLeavesLast) {
+  std::atomic<long> serving{0};  // its thread, once it is about to leave
+  std::atomic<bool> left{false};
+  run_thread_ranks(3, [&](PeerGroup& group) {
+    auto store = std::make_unique<C10dStore>(group);
+    store->part("test")->set("key", std::vector<uint8_t>{'y', 'e', 's'});
+    group.barrier();
+    if (group.rank() == 0) {
+      serving = own_tid();
+      store.reset();
+      left = true;
+      return;
+    }
+    until_asleep(serving);
+    EXPECT_FALSE(left);
+    EXPECT_EQ(asked(*store, "key"), "yes");
+    if (group.rank() == 2) return;  // one by its destructor, one because its thread ends
+    store.reset();
+  });
+  EXPECT_TRUE(left);
+}
+
+TEST(C10dStore, ItDoesNotWaitForRanksThatAreGoneNorForEver) {
+  run_thread_ranks(2, [](PeerGroup& group) {
+    if (group.rank() == 1) {
+      C10dStore* const kept = new C10dStore(group);  // never leaves: its thread ends
+      static_cast<void>(kept->part("test"));
+      return;
+    }
+    auto store = std::make_unique<C10dStore>(group);
+    while (!group.trouble_with(1)) std::this_thread::yield();
+    const auto begin = Clock::now();
+    store.reset();
+    EXPECT_LT(since(begin), 500ms);
+  });
+  std::atomic<bool> left{false};
+  run_thread_ranks(2, [&](PeerGroup& group) {
+    auto store = std::make_unique<C10dStore>(group);
+    group.barrier();
+    if (group.rank() == 1) {
+      while (!left) std::this_thread::yield();
+      return;
+    }
+    store.reset();
+    left = true;
+  });
+}
+
+}  // namespace
+}  // namespace fsdpp::comm
