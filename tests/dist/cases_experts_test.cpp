@@ -8,6 +8,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include <array>
 #include <cmath>
 #include <map>
 
@@ -16,7 +17,7 @@
 #include "fsdpp/optim/adamw.h"
 #include "fsdpp/optim/clip.h"
 #include "fsdpp/trace/recorder.h"
-#include "tests/support/expert_model.h"
+#include "tests/support/experts_on_a_mesh.h"
 #include "tests/support/gate_device.h"
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
@@ -133,71 +134,31 @@ TEST(ExpertsAlone, WhatDoesNotFitIsRefusedByName) {
   expect_in(refused(integers({5, 3}, 2), at::tensor({2, 5}, at::kInt)), "of the input's width and dtype");
 }
 
-// Four ranks, two of which share each pair of experts; all have the dense part together. Experts see the
-// rows of both ranks along "expert".
-constexpr int kRanks = 4;
-constexpr int kOwn = 2;  // experts of a rank
+// Half of the ranks share each pair of experts; all have the dense part together.
+constexpr std::array<int, 2> kRanks = {4, 8};
 
-/// Holds a rank's own experts: the root of their model.
-class OwnExperts : public torch::nn::Module {
- public:
-  explicit OwnExperts(int which) {
-    std::vector<at::Tensor> each;
-    for (int e = 0; e < kOwn; ++e)
-      each.push_back(integers({kDim, kDim}, 40 + static_cast<uint64_t>(kOwn * which + e)));
-    weight = register_parameter("weight", at::stack(each));
-  }
-  [[nodiscard]] at::Tensor forward(const at::Tensor& rows, const at::Tensor& ends) const {
-    return nn::grouped_linear(rows, weight, ends);
-  }
-  at::Tensor weight;
-};
-
-at::Tensor rows_for(int rank, int expert, int step) {
-  return integers({(rank + expert + step) % 3, kDim},
-                  1000 + static_cast<uint64_t>(100 * step + 10 * rank + expert));
-}
-
-// The backward of a rank's own experts through the rows that it and the other rank along "expert" have for
-// them.
-void backward_of_own(OwnExperts& own, int rank, int step) {
-  std::vector<at::Tensor> rows;
-  std::vector<int32_t> sizes;
-  for (int e = 0; e < kOwn; ++e) {
-    int32_t size = 0;
-    for (const int from : {rank % 2, rank % 2 + 2}) {
-      rows.push_back(rows_for(from, kOwn * (rank / 2) + e, step));
-      size += static_cast<int32_t>(rows.back().size(0));
-    }
-    sizes.push_back(size);
-  }
-  at::sum(fsdpp::call(own, at::cat(rows), ends_of(sizes))).backward();
-}
-
-// Two ranks hold an expert, four have rows for it. Close to one another are the mean over four and the mean
-// over two as well, when gradients are small: so the ratio is compared.
-TEST(ExpertsOnAMesh, Case12TheRatioToTheSumIsOneOverAllRanks) {
+// Half of the ranks hold an expert, all have rows for it. Close to one another are the mean over all and the
+// mean over half as well, when gradients are small: so the ratio is compared.
+void expect_ratio_to_sum(int ranks) {
   for (const Strategy strategy : runtime::kStrategies) {
     for (const bool mean : {false, true}) {
-      run_watched_ranks(kRanks, [&](comm::PeerGroup& group) {
-        comm::MeshGroup mesh(group, layout::Mesh({{"expert", 2}, {"shard", 2}}));
-        const auto own = std::make_shared<OwnExperts>(group.rank() / 2);
+      run_watched_ranks(ranks, [&](comm::PeerGroup& group) {
+        comm::MeshGroup mesh(group, mesh_of_experts(ranks));
+        const int which = group_of(group.rank(), ranks);
+        const auto own = std::make_shared<OwnExperts>(which);
         const auto experts = watched_shard(
             mesh, own, std::vector<std::shared_ptr<torch::nn::Module>>{},
             Options{.strategy = strategy, .combine = mean ? runtime::Combine::mean : runtime::Combine::sum});
         Experts oracle(Form::list, /*oracle=*/true);
         for (int step = 0; step < 3; ++step) {
-          backward_of_own(*own, group.rank(), step);
-          for (int rank = 0; rank < kRanks; ++rank) {
-            for (int e = 0; e < kExperts; ++e)
-              at::sum(at::linear(rows_for(rank, e, step), oracle.of(e))).backward();
-          }
+          backward_of_own(*own, group.rank(), ranks, step);
+          backward_of_all(oracle, ranks, step);
           const at::Tensor gradient = experts->full_gradients()[0];
-          for (int e = 0; e < kOwn; ++e) {
-            const at::Tensor sum = oracle.of(kOwn * (group.rank() / 2) + e).grad();
+          for (int e = 0; e < kOwnExperts; ++e) {
+            const at::Tensor sum = oracle.of(kOwnExperts * which + e).grad();
             const double ratio =
                 at::sum(gradient[e] * sum).item<double>() / at::sum(sum * sum).item<double>();
-            EXPECT_EQ(ratio, mean ? 1.0 / kRanks : 1.0);
+            EXPECT_EQ(ratio, mean ? 1.0 / ranks : 1.0);
             expect_same(gradient[e], sum * ratio, text("expert ", e, " in step ", step));
           }
           experts->zero_grad();
@@ -208,14 +169,18 @@ TEST(ExpertsOnAMesh, Case12TheRatioToTheSumIsOneOverAllRanks) {
   }
 }
 
-TEST(ExpertsOnAMesh, Case12And26MeansNormsAndStepsCountEachParameterOnce) {
+TEST(ExpertsOnAMesh, Case12TheRatioToTheSumIsOneOverAllRanks) {
+  for (const int ranks : kRanks) expect_ratio_to_sum(ranks);
+}
+
+void expect_steps_of_one_process(int ranks) {
   for (const Strategy strategy : runtime::kStrategies) {
-    run_watched_ranks(kRanks, [&](comm::PeerGroup& group) {
-      comm::MeshGroup mesh(group, layout::Mesh({{"expert", 2}, {"shard", 2}}));
-      const int which = group.rank() / 2;
+    run_watched_ranks(ranks, [&](comm::PeerGroup& group) {
+      comm::MeshGroup mesh(group, mesh_of_experts(ranks));
+      const int which = group_of(group.rank(), ranks);
       const auto dense = std::make_shared<SmallNet>(2, kDim, Layers::fused);
       const auto own = std::make_shared<OwnExperts>(which);
-      const Options options{.strategy = strategy};  // means: over all four ranks
+      const Options options{.strategy = strategy};  // means: over all ranks
       const auto experts =
           watched_shard(mesh, own, std::vector<std::shared_ptr<torch::nn::Module>>{}, options);
       const auto model = watched_shard(group, dense, dense->units(), options);
@@ -236,20 +201,18 @@ TEST(ExpertsOnAMesh, Case12And26MeansNormsAndStepsCountEachParameterOnce) {
       for (int step = 0; step < 50; ++step) {
         SCOPED_TRACE(text(runtime::to_string(strategy), ", rank ", group.rank(), ", step ", step));
         small_loss(dense->run(small_batch(kDim, group.rank(), step))).backward();
-        backward_of_own(*own, group.rank(), step);
-
-        for (int rank = 0; rank < kRanks; ++rank) {
-          (small_loss(oracle.run(small_batch(kDim, rank, step))) / kRanks).backward();
-          for (int e = 0; e < kExperts; ++e)
-            (at::sum(at::linear(rows_for(rank, e, step), oracle_experts.of(e))) / kRanks).backward();
-        }
+        backward_of_own(*own, group.rank(), ranks, step);
+        for (int rank = 0; rank < ranks; ++rank)
+          (small_loss(oracle.run(small_batch(kDim, rank, step))) / ranks).backward();
+        backward_of_all(oracle_experts, ranks, step, 1.0 / ranks);
         double squares = 0;
         for (const at::Tensor& weight : weights)
           squares += weight.grad().to(at::kDouble).pow(2).sum().item<double>();
         const double norm = std::sqrt(squares);
         const std::vector<at::Tensor> gradients = experts->full_gradients();
-        for (int e = 0; e < kOwn; ++e) {
-          EXPECT_TRUE(at::allclose(gradients[0][e], oracle_experts.of(kOwn * which + e).grad(), 1e-4, 1e-4));
+        for (int e = 0; e < kOwnExperts; ++e) {
+          EXPECT_TRUE(
+              at::allclose(gradients[0][e], oracle_experts.of(kOwnExperts * which + e).grad(), 1e-4, 1e-4));
         }
         const double max_norm = norm / 2;
         EXPECT_NEAR(adamw.step(0.01, max_norm).item<double>(), norm, 1e-6 * norm);
@@ -268,8 +231,8 @@ TEST(ExpertsOnAMesh, Case12And26MeansNormsAndStepsCountEachParameterOnce) {
         EXPECT_TRUE(step < 4 || now == held) << "memory grows: " << held << " to " << now;
       }
       const at::Tensor trained = experts->full_weights()[0];
-      for (int e = 0; e < kOwn; ++e)
-        EXPECT_TRUE(at::allclose(trained[e], oracle_experts.of(kOwn * which + e), 1e-3, 1e-3));
+      for (int e = 0; e < kOwnExperts; ++e)
+        EXPECT_TRUE(at::allclose(trained[e], oracle_experts.of(kOwnExperts * which + e), 1e-3, 1e-3));
       const std::vector<at::Tensor> whole = model->full_weights();
       for (std::size_t i = 0; i < whole.size(); ++i) {
         const at::Tensor* expected = oracle.named_parameters().find(model->parameters()[i].first);
@@ -277,6 +240,10 @@ TEST(ExpertsOnAMesh, Case12And26MeansNormsAndStepsCountEachParameterOnce) {
       }
     });
   }
+}
+
+TEST(ExpertsOnAMesh, Case12And26MeansNormsAndStepsCountEachParameterOnce) {
+  for (const int ranks : kRanks) expect_steps_of_one_process(ranks);
 }
 
 TEST(ExpertsOnAMesh, AModelAroundThemLeavesThemOut) {

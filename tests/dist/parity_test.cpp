@@ -220,6 +220,40 @@ std::vector<Configuration> inner() {
   return all;
 }
 
+// The GPUs of one host: flat, as 2x4 and as 4x2, with neighbours of four and two, and nodes of four and two
+// between which c10d talks.
+std::vector<Configuration> eight() {
+  std::vector<Configuration> all;
+  int turn = 0;
+  for (const Mesh mesh : {Mesh{8, 1}, Mesh{8, 2}, Mesh{8, 4}, Mesh{8, 2, true}, Mesh{8, 4, true}}) {
+    for (const Strategy strategy : runtime::kStrategies) {
+      if (mesh.parted && !shards_optimizer(strategy)) continue;  // refused
+      for (const bool tied : {false, true}) {
+        for (const Recompute recompute : {Recompute::none, Recompute::non_reentrant}) {
+          Configuration c{mesh.ranks, strategy, 1, tied, tied};  // more are beyond the exact integers
+          c.replicas = mesh.replicas;
+          c.parted = mesh.parted;
+          c.recompute = recompute;
+          c.delayed = turn % 3 == 1;
+          c.bf16 = turn % 5 == 3;
+          c.fused = turn % 7 != 5;
+          c.by_unit = turn % 6 == 4;
+          c.c10d = c.replicas > 1 && turn % 4 > 1;
+          c.offload = !c.by_unit && shards_optimizer(strategy) && turn % 4 == 1;
+          c.late = shards_gradients(strategy) && turn % 2 == 0;
+          c.rows = shards_gradients(strategy) && c.fused && turn % 5 < 2;
+          c.kept = shards_parameters(strategy) && turn % 3 == 0;
+          c.inner = shards_parameters(strategy) && !c.kept && !c.by_unit ? (turn % 2 == 0 ? 2 : 4) : 0;
+          if (c.inner >= c.ranks / c.replicas) c.inner = 0;
+          all.push_back(c);
+          ++turn;
+        }
+      }
+    }
+  }
+  return all;
+}
+
 // A mesh of nodes: peers inside, c10d between them. And where no rank addresses another's memory.
 std::vector<Configuration> through_c10d() {
   std::vector<Configuration> all;
@@ -248,6 +282,7 @@ INSTANTIATE_TEST_SUITE_P(Options, Parity, testing::ValuesIn(with_options()), nam
 INSTANTIATE_TEST_SUITE_P(Schedules, Parity, testing::ValuesIn(schedules()), name_of);
 INSTANTIATE_TEST_SUITE_P(ByUnit, Parity, testing::ValuesIn(by_unit()), name_of);
 INSTANTIATE_TEST_SUITE_P(Inner, Parity, testing::ValuesIn(inner()), name_of);
+INSTANTIATE_TEST_SUITE_P(Eight, Parity, testing::ValuesIn(eight()), name_of);
 INSTANTIATE_TEST_SUITE_P(C10d, Parity, testing::ValuesIn(through_c10d()), name_of);
 
 // An axis of the matrix, and which of its values a configuration has.

@@ -18,7 +18,7 @@
 #include "fsdpp/runtime/fully_shard.h"
 #include "fsdpp/runtime/own_gradients.h"
 #include "tests/gpu/gpu_ranks.h"
-#include "tests/support/expert_model.h"
+#include "tests/support/experts_on_a_mesh.h"
 
 namespace fsdpp::test {
 namespace {
@@ -110,6 +110,42 @@ const RegisterGpuBody own("own_gradients", [](comm::PeerGroup& group) {
          sums[0].eq(257).all().item<bool>() && sums[1].eq(0).all().item<bool>();
 });
 
+// Experts on a mesh of their own: sums and means over all ranks, of which half hold an expert.
+const RegisterGpuBody experts_on_a_mesh("experts_on_a_mesh", [](comm::PeerGroup& group) {
+  const int ranks = group.ranks();
+  const int which = group_of(group.rank(), ranks);
+  comm::MeshGroup mesh(group, mesh_of_experts(ranks));
+  bool right = true;
+  int count = 0;
+  for (const Strategy strategy : runtime::kStrategies) {
+    for (const bool mean : {false, true}) {
+      const auto own = std::make_shared<OwnExperts>(which);
+      const Options options{.strategy = strategy,
+                            .combine = mean ? runtime::Combine::mean : runtime::Combine::sum};
+      const auto model = fully_shard(mesh, own, std::vector<std::shared_ptr<torch::nn::Module>>{}, options,
+                                     device::make_cuda_device(group.rank(), {.poison = true}));
+      Experts oracle(Form::list, /*oracle=*/true);
+      for (int step = 0; step < 3; ++step) {
+        backward_of_own(*own, group.rank(), ranks, step, on(group, at::kFloat));
+        backward_of_all(oracle, ranks, step);
+        const at::Tensor gradient = model->full_gradients()[0].cpu();
+        for (int e = 0; e < kOwnExperts; ++e) {
+          const at::Tensor sum = oracle.of(kOwnExperts * which + e).grad();
+          if (gradient[e].equal(mean ? sum / ranks : sum)) continue;
+          std::cerr << runtime::to_string(strategy) << (mean ? ", mean" : ", sum") << ", step " << step
+                    << ": expert " << e << " is wrong\n";
+          right = false;
+        }
+        model->zero_grad();
+        for (at::Tensor weight : oracle.parameters()) weight.mutable_grad().reset();
+      }
+      ++count;
+    }
+  }
+  if (group.rank() == 0) std::cout << "configurations of experts " << count << "\n";
+  return right;
+});
+
 using Choices = std::vector<runtime::UnitChoice>;
 
 // AdamW with clipping: what one process does, in fp32. `choices`: of the two blocks.
@@ -166,7 +202,7 @@ bool steps_like_one_process(comm::PeerGroup& group, comm::MeshGroup& replicas, c
 }
 
 const RegisterGpuBody steps("steps", [](comm::PeerGroup& group) {
-  comm::MeshGroup replicas(group, comm::hybrid_mesh(group.ranks(), group.ranks()));
+  comm::MeshGroup replicas(group, comm::hybrid_mesh(group.ranks(), 2));
   bool right = true;
   for (const Strategy strategy : runtime::kStrategies) {
     Options options{.strategy = strategy, .combine = runtime::Combine::sum};
@@ -196,15 +232,21 @@ TEST_P(GpuBodies, GiveWhatOneProcessGives) {
                 "configurations of experts ");
 }
 
-INSTANTIATE_TEST_SUITE_P(Experts, GpuBodies,
-                         testing::Values(std::tuple("own_gradients", 1, "peers"),
-                                         std::tuple("experts", 1, "peers"), std::tuple("experts", 2, "peers"),
-                                         std::tuple("experts", 2, "nccl"), std::tuple("steps", 2, "peers"),
-                                         std::tuple("steps", 2, "nccl")),
-                         [](const auto& info) {
-                           return text(std::get<0>(info.param), "_", std::get<1>(info.param), "_",
-                                       std::get<2>(info.param));
-                         });
+using Body = std::tuple<const char*, int, const char*>;
+
+std::vector<Body> bodies() {
+  std::vector<Body> all = {{"own_gradients", 1, "peers"}, {"experts", 1, "peers"}};
+  for (const int ranks : {2, 4, 8}) {
+    for (const char* via : {"peers", "nccl"}) {
+      for (const char* body : {"experts", "experts_on_a_mesh", "steps"}) all.emplace_back(body, ranks, via);
+    }
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Experts, GpuBodies, testing::ValuesIn(bodies()), [](const auto& info) {
+  return text(std::get<0>(info.param), "_", std::get<1>(info.param), "_", std::get<2>(info.param));
+});
 
 }  // namespace
 }  // namespace fsdpp::test
