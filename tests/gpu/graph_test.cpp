@@ -82,7 +82,7 @@ TEST_P(GpuGraph, ReplaysHaveTheBitsOfEagerSteps) {
   run_on_gpus("graph", GetParam());
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, GpuGraph, testing::Values(1, 2));
+INSTANTIATE_TEST_SUITE_P(Ranks, GpuGraph, testing::Values(1, 2, 4));
 
 }  // namespace
 }  // namespace fsdpp::test

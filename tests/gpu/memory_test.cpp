@@ -143,7 +143,7 @@ TEST_P(GpuMemory, Case46ReservedStaysNearAllocated) {
   std::cout << run_on_gpus("memory", GetParam());
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, GpuMemory, testing::Values(1, 2));
+INSTANTIATE_TEST_SUITE_P(Ranks, GpuMemory, testing::Values(1, 2, 4));
 
 }  // namespace
 }  // namespace fsdpp::test

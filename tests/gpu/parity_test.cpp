@@ -33,7 +33,7 @@ constexpr double kRate = 1.0 / 16;
 
 using Configuration = ParityConfiguration;
 
-// `ranks` is set, and `replicas` from 2 on made all of them, when it is known how many there are.
+// `ranks` is set when it is known how many there are. Two replicas are the least and the most: 2x1, 2x2, 2x4.
 Configuration basic(Strategy strategy, int microbatches, bool tied, bool fused, bool bf16) {
   Configuration c{.ranks = 0, .strategy = strategy, .microbatches = microbatches};
   c.tied = tied;
@@ -82,6 +82,9 @@ void add_ways(std::vector<Configuration>& all, const Configuration& one) {
   };
   add(true, false, false, false);
   if (!shards_parameters(one.strategy)) return;
+  Configuration neighbours = one;
+  neighbours.inner = 2;
+  all.push_back(neighbours);
   add(true, true, true, false);
   add(false, false, true, false);
   add(false, false, false, true);
@@ -211,19 +214,21 @@ class Training {
 
 Configuration among(const comm::PeerGroup& group, Configuration c) {
   c.ranks = group.ranks();
-  if (c.replicas > 1) c.replicas = group.ranks();
   return c;
 }
 
+// Windows of several microbatches from many ranks are beyond the oracle's exact integers.
+bool is_exact(const Configuration& c) { return c.ranks <= 4 || c.microbatches == 1; }
+
 bool train_all(comm::PeerGroup& group, const device::CudaOptions& lanes) {
-  comm::MeshGroup replicas(group, comm::hybrid_mesh(group.ranks(), group.ranks()));
+  comm::MeshGroup replicas(group, comm::hybrid_mesh(group.ranks(), std::min(2, group.ranks())));
   bool right = true;
   int count = 0;
   for (const Configuration& any : configurations()) {
     const Configuration c = among(group, any);
     const bool narrow_sums = c.bf16_wire || c.narrow;
     if (narrow_sums && group.lanes().collectives() != nullptr) continue;  // refused
-    if (any.replicas > 1 && group.ranks() == 1) continue;
+    if (c.replicas > c.ranks || 2 * c.inner > c.ranks || !is_exact(c)) continue;
     const std::vector<OracleStep>& oracle = oracle_of(c);
     const bool one = Training(replicas, c, device::make_cuda_device(group.rank(), lanes)).run(oracle);
     if (!one) std::cerr << "wrong: " << name_of(c) << "\n";
@@ -244,7 +249,7 @@ const RegisterGpuBody parity("parity", [](comm::PeerGroup& group) {
 // wait would let through shows, the more so as memory is poisoned between its lives.
 bool train_with_delays(comm::PeerGroup& group, const Configuration& any) {
   const Configuration c = among(group, any);
-  comm::MeshGroup replicas(group, comm::hybrid_mesh(group.ranks(), group.ranks()));
+  comm::MeshGroup replicas(group, comm::hybrid_mesh(group.ranks(), std::min(2, group.ranks())));
   bool right = true;
   const std::vector<OracleStep>& oracle = oracle_of(c);
   int64_t operations = 0;  // of one training
@@ -297,6 +302,7 @@ const std::vector<std::pair<std::string, Configuration>>& delays() {
                                  c.recompute = nn::Recompute::reentrant;
                                })},
       {"delays_offload", delayed(Strategy::optim_grads, 1, [](Configuration& c) { c.offload = true; })},
+      {"delays_inner", delayed(kAll, 1, [](Configuration& c) { c.inner = 2; })},
       {"delays_by_unit", delayed(kAll, 2, [](Configuration& c) { c.by_unit = c.narrow = true; })},
   };
   return all;
@@ -308,21 +314,27 @@ const bool kRegistered = [] {
   return true;
 }();
 
-class GpuDelays : public testing::TestWithParam<std::string> {};
+class GpuDelays : public testing::TestWithParam<std::tuple<std::string, int>> {};
 
 TEST_P(GpuDelays, EachOperationInTurnIsHeldUpAndTheBitsStayTheSame) {
-  if (device::cuda_devices() < 2) GTEST_SKIP() << "needs 2 GPUs";
-  record_figure("hazards_checked", run_on_gpus(GetParam(), 2), "delayed operations ");
+  const auto& [body, ranks] = GetParam();
+  if (device::cuda_devices() < ranks) GTEST_SKIP() << "needs " << ranks << " GPUs";
+  record_figure("hazards_checked", run_on_gpus(body, ranks), "delayed operations ");
 }
 
-std::vector<std::string> delayed_bodies() {
-  std::vector<std::string> names;
-  for (const auto& [name, configuration] : delays()) names.push_back(name);
-  return names;
+std::vector<std::tuple<std::string, int>> delayed_bodies() {
+  std::vector<std::tuple<std::string, int>> all;
+  for (const int ranks : {2, 4}) {
+    for (const auto& [name, configuration] : delays()) {
+      if (2 * configuration.inner <= ranks) all.emplace_back(name, ranks);
+    }
+  }
+  return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Bodies, GpuDelays, testing::ValuesIn(delayed_bodies()),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Bodies, GpuDelays, testing::ValuesIn(delayed_bodies()), [](const auto& info) {
+  return text(std::get<0>(info.param), "_", std::get<1>(info.param));
+});
 
 class GpuParity : public testing::TestWithParam<std::tuple<int, const char*>> {};
 
@@ -336,7 +348,8 @@ TEST_P(GpuParity, TrainsWithTheBitsOfOneProcess) {
 
 INSTANTIATE_TEST_SUITE_P(Integers, GpuParity,
                          testing::Values(std::tuple(1, "peers"), std::tuple(2, "peers"),
-                                         std::tuple(2, "nccl")),
+                                         std::tuple(2, "nccl"), std::tuple(4, "peers"), std::tuple(4, "nccl"),
+                                         std::tuple(8, "peers"), std::tuple(8, "nccl")),
                          [](const auto& info) {
                            return text("Ranks", std::get<0>(info.param), "_", std::get<1>(info.param));
                          });

@@ -44,6 +44,7 @@ VARIANTS = [
     {"model__tied": False},
     {"sharding__fused": False},
 ]
+MESHES = [{}, {"sharding__optimizer_over_replicas": True}, {"sharding__reshard_after_forward": "2"}]
 SOURCES = (".h", ".cpp", ".cu", ".md", ".py", ".sh")
 
 
@@ -175,6 +176,16 @@ def test_variants_begin_the_same(text, tmp_path, extra):
     one = Trained(tmp_path, text, ["--device", "cuda"], **alone)
     two = Trained(tmp_path, text, ["--device", "cuda", "--ranks", 2], **values)
     assert two.losses[:8] == pytest.approx(one.losses[:8], rel=1e-2)  # then roundings have grown
+
+
+@pytest.mark.parametrize("extra", MESHES, ids=lambda extra: "-".join(map(str, extra.values())))
+@pytest.mark.parametrize("count", [4, 8])
+def test_meshes_of_replicas_begin_the_same(text, tmp_path, count, extra):
+    need(count)
+    few = {"train__steps": 20, "train__warmup_steps": 10, "sample__bytes": 20}
+    one = Trained(tmp_path, text, ["--device", "cuda"], **few)
+    many = Trained(tmp_path, text, ["--device", "cuda", "--ranks", count], **few, **extra, sharding__mesh=f"2x{count // 2}")
+    assert many.losses[:8] == pytest.approx(one.losses[:8], rel=1e-2)
 
 
 def test_gpus_are_found_by_themselves(text, tmp_path):
