@@ -16,10 +16,12 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fsdpp/comm/connect.h"
 #include "fsdpp/comm/cuda.h"
+#include "fsdpp/comm/mesh_group.h"
 #include "fsdpp/device/cuda.h"
 #include "fsdpp/device/cuda_graph.h"
 #include "fsdpp/device/cuda_measure.h"
@@ -44,6 +46,8 @@ struct Arguments {
   int64_t sequence = 4096;
   int64_t batch = 1;
   int64_t microbatches = 1;
+  int replicas = 1;
+  bool parted = false;
   std::string strategy = "optim_grads_params";
   bool optimizer = false;
   std::string recompute = "none";
@@ -74,6 +78,8 @@ Arguments parse(int argc, char** argv) {
   app.add_option("--batch", a.batch, "sequences per GPU");
   app.add_option("--microbatches", a.microbatches, "per step, each of so many sequences");
   app.add_option("--strategy", a.strategy, "of ours");
+  app.add_option("--replicas", a.replicas, "of ours: of each shard, on a hybrid mesh");
+  app.add_flag("--optimizer-over-replicas", a.parted, "of ours: main weights are sharded over replicas too");
   app.add_option("--experts", a.model.experts, "per block; 0: one feed-forward part");
   app.add_option("--active-experts", a.model.active_experts, "of these, per token");
   app.add_option("--adapter-rank", a.model.adapter_rank, "above 0: only adapters of this rank are trained");
@@ -141,7 +147,14 @@ class Row {
       options.late_group_elements = a.late_elements;
       if (a.wire == "bf16") options.wire_dtype = at::kBFloat16;
       options.keep_gathered_bytes = a.keep_gib < 0 ? -1 : static_cast<int64_t>(a.keep_gib * kGiB);
-      sharded_ = fully_shard(group, model_, model_->units(), options, device::make_cuda_device(gpu));
+      options.shard_optimizer_over_replicas = a.parted;
+      auto lanes = device::make_cuda_device(gpu);
+      if (a.replicas > 1) {
+        mesh_ = std::make_unique<comm::MeshGroup>(group, comm::hybrid_mesh(group.ranks(), a.replicas));
+        sharded_ = fully_shard(*mesh_, model_, model_->units(), options, std::move(lanes));
+      } else {
+        sharded_ = fully_shard(group, model_, model_->units(), options, std::move(lanes));
+      }
       sharded_->promise_to_tell();  // our AdamW casts and publishes in its kernel: without it weights stay
                                     // published
       if (a.optimizer) optimizer_ = std::make_unique<optim::AdamW>(*sharded_, optim::AdamWOptions{});
@@ -223,6 +236,7 @@ class Row {
   std::shared_ptr<nn::Llama> model_;
   std::unique_ptr<device::Device> kernels_;
   std::vector<std::shared_ptr<PlainSink>> sinks_;
+  std::unique_ptr<comm::MeshGroup> mesh_;
   std::shared_ptr<runtime::ShardedModel> sharded_;
   std::unique_ptr<optim::AdamW> optimizer_;
   at::Tensor tokens_, targets_;

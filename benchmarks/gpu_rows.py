@@ -72,6 +72,8 @@ def _large(batch, microbatches=1):
 SHAPES = {
     "4.54b-1": _large(batch=1),
     "4.54b-2": _large(batch=2),
+    # Llama 3 8B's: twice the blocks.
+    "8.03b": dataclasses.replace(_large(batch=1), layers=32),
     # Microbatches of one optimizer step: where the strategies differ.
     "microbatches": _large(batch=1, microbatches=4),
     # A mixture of experts: 8 per block, 2 for each token.
@@ -139,6 +141,9 @@ _SHARDED = [
     _ours("ours-optim-copy", "--strategy", "optim", kind="ours-copy", default=False),
     _ours("ours-optim-grads", "--strategy", "optim_grads", kind="ours", default=False),
     _ours("ours-no-shard", "--strategy", "no_shard", kind="ours", default=False),
+    _ours("ours-hybrid", *KEEP_ALL, "--replicas", "2", kind="ours", default=False),
+    _ours("ours-hybrid-parted", *KEEP_ALL, "--replicas", "2", "--optimizer-over-replicas", kind="ours", default=False),
+    _fsdp2("fsdp2-hybrid", "--prefetch", "1", "--replicas", "2", default=False),
     _ours("ours-recompute", *KEEP_ALL, "--recompute", "non_reentrant", kind="ours", default=False),
     _ours("ours-reentrant", *KEEP_ALL, "--recompute", "reentrant", kind="ours", default=False),
     _ours("ours-delayed", *KEEP_ALL, "--delay-wgrad", kind="ours", default=False),
@@ -149,7 +154,7 @@ _SHARDED = [
 ]
 
 
-OF_THEIR_OWN = ("microbatches", "experts", "adapters")
+OF_THEIR_OWN = ("8.03b", "microbatches", "experts", "adapters")
 
 
 def _with_optimizer(row):

@@ -44,6 +44,7 @@ def parse_arguments(arguments=None):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--batch", type=int, default=1, help="sequences per GPU")
     parser.add_argument("--microbatches", type=int, default=1, help="per step, each of so many sequences")
+    parser.add_argument("--replicas", type=int, default=1, help="of each shard, on a mesh of two dimensions")
     parser.add_argument("--no-sync", action="store_true", help="gradients are reduced at the last microbatch only")
     parser.add_argument("--reduce", choices=("fp32", "bf16"), default="fp32", help="dtype of FSDP2's gradient reduce")
     parser.add_argument("--prefetch", type=int, default=2, help="units gathered ahead; 0: FSDP2's default")
@@ -71,8 +72,11 @@ def shard(model, arguments):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     reduce_dtype = torch.float32 if arguments.reduce == "fp32" else torch.bfloat16
+    ranks, replicas = int(os.environ["WORLD_SIZE"]), arguments.replicas
+    hybrid = {"mesh_shape": (replicas, ranks // replicas), "mesh_dim_names": ("replicate", "shard")}
+    flat = {"mesh_shape": (ranks,)}
     options = {
-        "mesh": init_device_mesh(arguments.device, (int(os.environ["WORLD_SIZE"]),)),
+        "mesh": init_device_mesh(arguments.device, **(hybrid if replicas > 1 else flat)),
         "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype),
     }
     reshard = not arguments.keep
