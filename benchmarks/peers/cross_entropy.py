@@ -19,25 +19,20 @@ class CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(context, scores, targets):
         """scores [tokens, classes], targets [tokens], each a class; the mean over tokens, a scalar in fp32."""
-        norms = torch.empty(len(scores), 1, dtype=torch.float, device=scores.device)
         total = torch.zeros((), dtype=torch.float, device=scores.device)
-        for piece, wanted, norm in pieces(scores, targets, norms):
-            piece = piece.float()
-            likely = F.log_softmax(piece, dim=1)
-            total += F.nll_loss(likely, wanted, reduction="sum")
-            largest, where = piece.max(dim=1, keepdim=True)
-            norm.copy_(largest - likely.gather(1, where))
-        context.save_for_backward(scores, targets, norms)
+        for piece, wanted in pieces(scores, targets):
+            total += F.nll_loss(F.log_softmax(piece.float(), dim=1), wanted, reduction="sum")
+        context.save_for_backward(scores, targets)
         return total / len(targets)
 
     @staticmethod
     def backward(context, gradient):
-        scores, targets, norms = context.saved_tensors
+        scores, targets = context.saved_tensors
         out = torch.empty_like(scores)
         each = gradient / len(targets)
         minus_one = torch.full((1, 1), -1.0, device=scores.device)
-        for piece, wanted, norm, place in pieces(scores, targets, norms, out):
-            likely = torch.sub(piece, norm).exp_()
+        for piece, wanted, place in pieces(scores, targets, out):
+            likely = F.softmax(piece.float(), dim=1)
             likely.scatter_add_(1, wanted[:, None], minus_one.expand(len(wanted), 1))
             torch.mul(likely, each, out=place)
         return out, None

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "fsdpp/comm/c10d_store.h"
@@ -61,11 +62,12 @@ TEST(C10dStore, TheRankThatServesItLeavesLast) {
   EXPECT_TRUE(left);
 }
 
+C10dStore* abandoned = nullptr;  // what it holds stays within reach: no leak
+
 TEST(C10dStore, ItDoesNotWaitForRanksThatAreGoneNorForEver) {
   run_thread_ranks(2, [](PeerGroup& group) {
     if (group.rank() == 1) {
-      C10dStore* const kept = new C10dStore(group);  // never leaves: its thread ends
-      static_cast<void>(kept->part("test"));
+      abandoned = new C10dStore(group);  // never leaves: its thread ends
       return;
     }
     auto store = std::make_unique<C10dStore>(group);
@@ -74,6 +76,7 @@ TEST(C10dStore, ItDoesNotWaitForRanksThatAreGoneNorForEver) {
     store.reset();
     EXPECT_LT(since(begin), 500ms);
   });
+  EXPECT_NE(abandoned, nullptr);
   std::atomic<bool> left{false};
   run_thread_ranks(2, [&](PeerGroup& group) {
     auto store = std::make_unique<C10dStore>(group);

@@ -5,6 +5,7 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -47,12 +48,12 @@ TEST_P(CrossEntropy, IsLibtorchs) {
   const at::Tensor actual = torch::autograd::grad({ours * 3}, {scores})[0];
   const at::Tensor expected = torch::autograd::grad({theirs * 3}, {scores})[0];
   EXPECT_EQ(actual.scalar_type(), dtype);
-  const double rounding = dtype == at::kFloat ? 1e-5 : 1.0 / 256;
+  const double rounding = dtype == at::kBFloat16 ? 1.0 / 256 : 1e-5;
   EXPECT_TRUE(at::allclose(actual.to(at::kFloat), expected.to(at::kFloat), rounding, /*atol=*/1e-7));
 }
 
 INSTANTIATE_TEST_SUITE_P(Pieces, CrossEntropy,
-                         testing::Combine(testing::Values(at::kFloat, at::kBFloat16),
+                         testing::Combine(testing::Values(at::kFloat, at::kBFloat16, at::kDouble),
                                           // one row, some that do not divide, all; less than a row is one
                                           testing::Values(1, 5 * kClasses, kTokens* kClasses, kScoresAtATime),
                                           testing::Bool()));
@@ -71,6 +72,29 @@ TEST(CrossEntropyShapes, ClassesThatCannotBeHaveNoGradient) {
   const at::Tensor actual = torch::autograd::grad({cross_entropy(scores, targets)}, {scores})[0];
   EXPECT_TRUE(actual.isfinite().all().item<bool>());
   EXPECT_EQ(actual.narrow(1, 0, 1).count_nonzero().item<int64_t>(), 0);
+}
+
+TEST(CrossEntropyShapes, WhereNoTargetCountsNothingIsLearnt) {
+  const at::Tensor scores = some_scores(at::kFloat);
+  const at::Tensor loss = cross_entropy(scores, at::full({kTokens}, kIgnoredTarget, at::kLong));
+  EXPECT_TRUE(loss.isnan().item<bool>()) << "a mean of nothing, as in libtorch";
+  EXPECT_EQ(torch::autograd::grad({loss}, {scores})[0].count_nonzero().item<int64_t>(), 0);
+}
+
+TEST(CrossEntropyShapes, LargeScoresLoseNothing) {
+  for (const double offset : {1e4, 1e6}) {
+    const at::Tensor scores = (some_scores(at::kFloat).detach().round() + offset).requires_grad_();
+    const at::Tensor targets = some_targets(false);
+    const at::Tensor actual = torch::autograd::grad({cross_entropy(scores, targets)}, {scores})[0];
+    const at::Tensor expected = torch::autograd::grad({at::cross_entropy_loss(scores, targets)}, {scores})[0];
+    EXPECT_TRUE(at::allclose(actual, expected, 1e-5, 1e-8)) << offset;
+  }
+}
+
+TEST(CrossEntropyShapes, AGradientOfTheGradientIsRefused) {
+  const at::Tensor scores = some_scores(at::kFloat);
+  const at::Tensor loss = cross_entropy(scores, some_targets(false));
+  EXPECT_THROW(torch::autograd::grad({loss}, {scores}, {}, true, /*create_graph=*/true), UsageError);
 }
 
 TEST(CrossEntropyShapes, WhatDoesNotFitIsNamed) {
