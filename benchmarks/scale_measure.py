@@ -53,6 +53,13 @@ def traced(row, options, folder):
     return f"{path}.0"
 
 
+def measure(asked, options, out):
+    """What bench_gpu.py writes into `out`. Throws CalledProcessError when a row failed."""
+    command = [sys.executable, ROOT / "benchmarks" / "bench_gpu.py", "--preset", options.preset, "--commit", options.commit, "--out", out, *asked]
+    subprocess.run(list(map(str, command)), check=True)
+    return json.loads(out.read_text())
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="release")
@@ -64,20 +71,18 @@ def main():
     options = parser.parse_args()
     folder = ROOT / "build" / "results" / "scale"
     folder.mkdir(parents=True, exist_ok=True)
-    bench = folder / "bench-gpu.json"
-    asked = ["--gpus", GPUS, "--rounds", options.rounds, "--steps", options.steps, "--warm-seconds", options.warm_seconds,
-             "--shapes", SHAPE, "--rows", ",".join(["floor-fp32", *MODES, WITH_STATE])]
-    command = [sys.executable, ROOT / "benchmarks" / "bench_gpu.py", "--preset", options.preset, "--commit", options.commit,
-               "--out", bench, *asked]
-    subprocess.run(list(map(str, command)), check=True)
-    found = json.loads(bench.read_text())
+    asked = ["--gpus", GPUS, "--steps", options.steps, "--warm-seconds", options.warm_seconds, "--shapes", SHAPE]
+    asked_of_rows = [*asked, "--rounds", options.rounds, "--without-optimizer", "--rows", ",".join(["floor-fp32", *MODES])]
+    found = measure(asked_of_rows, options, folder / "bench-gpu.json")
+    found_with_state = measure([*asked, "--rounds", 1, "--rows", WITH_STATE], options, folder / "bench-gpu-adamw.json")
+    measured = found["shapes"][SHAPE] | found_with_state["shapes"][SHAPE]
     gbs, copy_us = link(copies_from_peers(traced("ours", options, folder)))
     sums_ms = gpu_profile.figures(traced("ours-slots", options, folder))["other lanes: sum of ranks"]
-    rows = {name: {figure: round(row[figure], 3) for figure in ("ms", "taken_gib")} for name, row in found["shapes"][SHAPE].items()}
+    rows = {name: {figure: round(row[figure], 3) for figure in ("ms", "taken_gib")} for name, row in measured.items()}
     content = {
         "commit": options.commit,
         "gpu": f"{GPUS} {found['machine']['gpus'][0]['name']}",
-        "command": "bench_gpu.py " + " ".join(map(str, asked)),
+        "command": "bench_gpu.py " + " ".join(map(str, asked_of_rows)),
         "machine": {
             "link_gbs": round(gbs, 1),
             "copy_us": round(copy_us, 2),

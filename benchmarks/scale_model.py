@@ -8,11 +8,11 @@ Reads benchmarks/scale_measured.json, which scale_measure.py writes on a machine
 
     floor  +  per_gb * GB copied  +  per_added_gb * GB added  +  both ends  +  what finds no room beside compute
 
-with GB = 1e9 bytes. What is copied and added follows from the design (docs/strategies.md, `work`): a rank pulls what it lacks
-of each weight once or twice, and the slices of its shard's gradient from every peer; on more than two GPUs peers' slices are
-added by a kernel before the GEMM adds its own. The embedding is exchanged by rows. The two ends are the first unit's gather and
-the last unit's reduce, which nothing hides, and a constant. per_gb, per_added_gb and the constant are fitted to the measured
-rows; no number of them is below 0.
+with GB = 1e9 bytes. What is copied and added follows from the design (`work`): a rank pulls what it lacks of each weight once or
+twice, and the slices of its shard's gradient from every peer. What two GPUs pull in fp32 needs no sum where the GEMM adds its own
+rows onto it; slices of more peers, or of another dtype, are added by a kernel first. The embedding is exchanged by rows. The two
+ends are the first unit's gather and the last unit's reduce, which nothing hides, and a constant. per_gb, per_added_gb and the
+constant are fitted to the measured rows; none of them is below 0.
 """
 
 import argparse
@@ -30,7 +30,8 @@ MEASURED = HERE / "scale_measured.json"
 REPORT = HERE / "scale.md"
 WEIGHT_BYTES = 2  # of a gathered weight
 GRADIENT_BYTES = 4  # of a reduced gradient
-STATE_BYTES = 4 + 2 + 4 + 8  # per weight of a shard: main and published weight, gradient, AdamW's moments
+STATE_BYTES = 4 + 4 + 8  # per weight of a shard: main weight, gradient, AdamW's moments; new weights lie in the full ones
+PIECE_BYTES = 32 * 2**20  # of a peer's slice that is pulled at a time where slices are summed (runtime/peers.cpp)
 FORWARD = 1 / 3  # of the floor; the rest is the backward
 GIB = 2**30
 
@@ -39,7 +40,7 @@ GIB = 2**30
 class Mode:
     """How a row of bench_gpu.py trains."""
 
-    gathers: int = 1  # of a block's weights per microbatch: 2 when they are given back behind the forward
+    gathers: int = 1  # of a unit's weights per step: 2 when they are given back behind the forward
     gradient_bytes: int = GRADIENT_BYTES  # on the wire
     slots: bool = False  # every gradient through the slots: the own one is added by the kernel as well
 
@@ -54,42 +55,53 @@ MODES = {
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What one GPU's lanes do in a step. GB are 1e9 bytes that come into this GPU, or that its kernel of sums moves."""
+    """What one GPU's lanes do in a step. GB are 1e9 bytes: those that copies bring to a place, or that the sum of ranks moves."""
 
-    gathered_gb: float
-    reduced_gb: float
+    gathered_gb: float  # from peers
+    reduced_gb: float  # from peers
+    own_gb: float  # of own shards into full weights that are gathered anew
     added_gb: float
-    copies: int
+    gather_copies: int  # from peers
+    reduce_copies: int
     ends_gb: float  # of the first gather and the last reduce
 
     @property
     def copied_gb(self):
-        return self.gathered_gb + self.reduced_gb
+        return self.gathered_gb + self.reduced_gb + self.own_gb
 
 
 def unit_sizes(shape):
-    """Weights of the blocks, and of norm and head."""
-    blocks = shape.parameters() - 2 * shape.vocabulary * shape.dim - shape.dim
-    return [blocks // shape.layers] * shape.layers + [shape.vocabulary * shape.dim + shape.dim]
+    """Weights of each unit but the embedding, in the order of Llama::units(): the first block's halves, blocks, norm and head."""
+    block = (shape.parameters() - 2 * shape.vocabulary * shape.dim - shape.dim) // shape.layers
+    attention = 2 * shape.dim * shape.dim + 2 * shape.dim * shape.dim * shape.kv_heads // shape.heads + shape.dim
+    return [attention, block - attention] + [block] * (shape.layers - 1) + [shape.vocabulary * shape.dim + shape.dim]
+
+
+def reduce_copies(size, ranks, summed):
+    """From each peer: a norm's run and a matrix's, which comes in pieces where it is summed from near."""
+    pieces = math.ceil(size * GRADIENT_BYTES / ranks / PIECE_BYTES) if summed else 1
+    return (ranks - 1) * (1 + pieces)
 
 
 def work(shape, ranks, mode=Mode()):
-    """Of ZeRO-3 over `ranks` peers that read each other's memory."""
+    """Of ZeRO-3 over `ranks` peers that read each other's memory. Throws ValueError for more than one microbatch."""
+    if shape.microbatches != 1:
+        raise ValueError(f"{shape.microbatches} microbatches: the model is of steps of one")
     units = unit_sizes(shape)
     lacked = (ranks - 1) / ranks
-    rows = shape.microbatches * shape.batch * shape.sequence * shape.dim  # of the embedding, for the own tokens
-    gathers = [mode.gathers] * (len(units) - 2) + [1, 1]  # the last block's and the head's stay from forward to backward
-    gathered = WEIGHT_BYTES * (sum(size * count for size, count in zip(units, gathers, strict=True)) + rows)
-    reduced = mode.gradient_bytes * (shape.microbatches * sum(units) + rows)
-    slices = ranks if mode.slots else ranks - 1
-    added = 0.0
-    if slices > 1:  # reads them all, writes their sum
-        added = shape.microbatches * sum(units) / ranks * (slices * mode.gradient_bytes + GRADIENT_BYTES)
+    rows = shape.tokens() * shape.dim  # of the embedding, for the own tokens
+    gathers = [mode.gathers] * (len(units) - 1) + [1]  # the head's weights stay from forward to backward
+    gathered = sum(size * count for size, count in zip(units, gathers, strict=True))
+    slices = ranks if mode.slots else ranks - 1  # that a kernel reads
+    summed = slices > 1 or (slices == 1 and mode.gradient_bytes != GRADIENT_BYTES)
+    added = sum(units) / ranks * (slices * mode.gradient_bytes + GRADIENT_BYTES) if summed else 0
     return Work(
-        gathered_gb=gathered * lacked / 1e9,
-        reduced_gb=reduced * lacked / 1e9,
+        gathered_gb=WEIGHT_BYTES * (gathered + rows) * lacked / 1e9,
+        reduced_gb=mode.gradient_bytes * (sum(units) + rows) * lacked / 1e9,
+        own_gb=WEIGHT_BYTES * gathered / ranks / 1e9 if mode.gathers > 1 else 0.0,  # else a shard lies in its place
         added_gb=added / 1e9,
-        copies=(ranks - 1) * (sum(gathers) + shape.microbatches * len(units)),
+        gather_copies=(ranks - 1) * sum(gathers),
+        reduce_copies=sum(reduce_copies(size, ranks, summed and ranks > 2) for size in units),
         ends_gb=units[0] * (WEIGHT_BYTES + mode.gradient_bytes) * lacked / 1e9,
     )
 
@@ -125,9 +137,9 @@ class Fit:
 
 def exposed_ms(floor_ms, job, machine):
     """Of gathers that the forward has no room for, and reduces that the backward has none for."""
-    half = job.copies / 2
-    gathers = machine.link_ms(job.gathered_gb, half) - FORWARD * floor_ms
-    reduces = machine.link_ms(job.reduced_gb, half) + 1e3 * job.added_gb / machine.add_gbs - (1 - FORWARD) * floor_ms
+    gathers = machine.link_ms(job.gathered_gb, job.gather_copies) - FORWARD * floor_ms
+    sums = 1e3 * job.added_gb / machine.add_gbs
+    reduces = machine.link_ms(job.reduced_gb, job.reduce_copies) + sums - (1 - FORWARD) * floor_ms
     return max(0.0, gathers) + max(0.0, reduces)
 
 
@@ -186,8 +198,10 @@ def operations(shape: Shape):
 
 
 def taken_gib(shape, ranks, on_two_gib):
-    """With AdamW, full weights kept: what two GPUs took, with shards of another size."""
-    return on_two_gib - STATE_BYTES * shape.parameters() * (1 / 2 - 1 / ranks) / GIB
+    """With AdamW, full weights kept: what two GPUs took, with shards of another size and room for more peers' slices."""
+    embedding = shape.vocabulary * shape.dim
+    sharded = STATE_BYTES * shape.parameters() + WEIGHT_BYTES * embedding  # whose new weights lie by themselves
+    return on_two_gib + (sharded * (1 / ranks - 1 / 2) + (ranks - 2) * PIECE_BYTES) / GIB
 
 
 # Between hosts. Each host's ranks shard; `hosts` of them hold the same shards, or shards of a shard, or all ranks shard.
@@ -209,22 +223,22 @@ def between_hosts_ms(shape, ranks, hosts, way, floor_ms, machine, fitted):
     sizes = unit_sizes(shape)
     weights, gradients = (size * sum(sizes) / 1e9 for size in (WEIGHT_BYTES, GRADIENT_BYTES))
     first = sizes[0] / sum(sizes)  # of all, in the unit that nothing hides
-    forward, backward = (part * floor_ms / shape.microbatches for part in (FORWARD, 1 - FORWARD))
+    forward, backward = FORWARD * floor_ms, (1 - FORWARD) * floor_ms
     if way == "flat":
-        times, moved = shape.microbatches, (weights + gradients) / ranks
+        moved = (weights + gradients) / ranks
         after = ring_ms(gradients, ranks, hosts, len(sizes), machine)
         before = ring_ms(weights, ranks, hosts, len(sizes), machine)
         ends = ring_ms(first * (weights + gradients), ranks, hosts, 2, machine)
-    else:  # once per window; what comes back are sums, or new weights
+    else:  # what comes back are sums, or new weights
         back = gradients if way == "hybrid" else weights
-        times, moved = 1, (gradients + back) / ranks
+        moved = (gradients + back) / ranks
         after = one_way_ms(gradients / ranks, hosts, len(sizes), machine)
         before = one_way_ms(back / ranks, hosts, len(sizes), machine)
         ends = one_way_ms(first * moved, hosts, 2, machine)
         if way == "hybrid":  # both follow the backward
             after, before = after + before, 0.0
     beside = fitted.per_gb * moved * (hosts - 1) / hosts
-    return times * (max(0.0, before - forward) + max(0.0, after - backward) + beside) + ends
+    return max(0.0, before - forward) + max(0.0, after - backward) + beside + ends
 
 
 def main():

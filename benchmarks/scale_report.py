@@ -19,9 +19,9 @@ def measured_part(measured, fitted):
     rows = []
     for name, row, floor_ms, job, ms in measured.observations():
         said = fitted.step_ms(floor_ms, job, measured.machine)
-        rows.append([f"{name}, `{row}`", f"{job.copied_gb:.2f}", f"{job.added_gb:.2f}", job.copies, f"{floor_ms:.1f}", f"{ms:.1f}",
+        rows.append([f"{name}, `{row}`", f"{job.copied_gb:.2f}", f"{job.added_gb:.2f}", f"{floor_ms:.1f}", f"{ms:.1f}",
                      f"{said:.1f}", f"{100 * (said / ms - 1):+.1f} %"])
-    head = ["two GPUs", "GB copied", "GB added", "copies", "floor ms", "measured ms", "fitted ms", "apart"]
+    head = ["two GPUs", "GB copied", "GB added", "floor ms", "measured ms", "fitted ms", "apart"]
     machine = measured.machine
     return f"""## What two GPUs were measured to do
 
@@ -40,11 +40,10 @@ def host_part(measured, fitted: Fit):
         for gpus in GPUS:
             job = work(shape, gpus)
             ms = fitted.step_ms(floor, job, measured.machine)
-            per_gather = gpus - 1
             memory = "" if taken is None else f"{taken_gib(shape, gpus, taken):.1f}"
-            rows.append([name, gpus, f"{job.copied_gb:.2f}", per_gather, f"{job.added_gb:.2f}", f"{floor:.1f}", f"{ms:.1f}",
+            rows.append([name, gpus, f"{job.copied_gb:.2f}", gpus - 1, job.reduce_copies, f"{job.added_gb:.2f}", f"{floor:.1f}", f"{ms:.1f}",
                          f"{ms / floor:.3f}", f"{gpus * shape.tokens() / ms * 1e3:,.0f}", memory])
-    head = ["shape", "GPUs", "GB copied", "copies per gather", "GB added", "floor ms", "ms", "to floor", "tokens/s",
+    head = ["shape", "GPUs", "GB copied", "copies per gather", "copies of all reduces", "GB added", "floor ms", "ms", "to floor", "tokens/s",
             "GiB per GPU, AdamW"]
     return f"""## One host
 
