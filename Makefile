@@ -6,7 +6,7 @@ CONFIG ?= configs/small.toml
 ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup build train test test-gpu sanitize bench-comm bench-cpu bench-gpu schedule format clean
+.PHONY: help setup build train test test-gpu sanitize bench-comm bench-cpu bench-gpu bench-scale schedule format clean
 help:
 	@echo 'make train       train a small Llama on real text over $(RANKS) ranks   (TEXT=path, RANKS=n, ARGS="--train.steps 100")'
 	@echo 'make test        build and run every test'
@@ -15,6 +15,7 @@ help:
 	@echo 'make bench-cpu   the small Llama over 4 processes, beside FSDP2'
 	@echo 'make test-gpu    the tests that need GPUs, on the GPUs of this machine'
 	@echo 'make bench-gpu   the large Llama over 2 GPUs, beside FSDP2 and the compute floor'
+	@echo 'make bench-scale  the same on 2, 4 and 8 GPUs, as far as there are so many'
 	@echo 'make schedule    draws docs/schedule/*.svg from what the lanes are given now'
 	@echo 'make build       PRESET=release|dev|asan|tsan        make format   clang-format in place'
 	@echo 'PYTHON=path      an interpreter that already has torch 2.11'
@@ -51,6 +52,10 @@ test-gpu: setup
 bench-gpu: setup
 	@tools/build.sh $(PRESET) bench_gpu
 	@.venv/bin/python benchmarks/bench_gpu.py --preset $(PRESET) $(ARGS)
+
+bench-scale: setup
+	@tools/build.sh $(PRESET) bench_gpu
+	@.venv/bin/python benchmarks/bench_scale.py --preset $(PRESET) $(ARGS)
 
 schedule: setup
 	@tools/build.sh $(PRESET) schedule_trace

@@ -46,7 +46,7 @@ def parse_arguments(arguments=None):
 
     parser.add_argument("--preset", default="release")
     parser.add_argument("--shapes", type=names, default=[], help=f"of 4.54b,{','.join(SHAPES)}; default: all")
-    parser.add_argument("--rows", type=names, default=[], help=f"of {','.join(ROWS)}; default: all but ours-slots and prefetch 0, 3")
+    parser.add_argument("--rows", type=names, default=[], help=f"of {','.join(ROWS)}; =NAME: without its row with AdamW; default: all but those asked for by name")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--with-optimizer", dest="optimizer", action="store_true", default=None,
                       help="of rows that exist with and without AdamW only those with")

@@ -180,16 +180,16 @@ def select_shapes(names):
 
 def select_rows(names, optimizer=None):
     """Names of rows in the order of a round. `names`: a row's own name, or that without +adamw for the row with and
-    without the optimizer; empty: all default rows. `optimizer`: None both, True only with, False only without; rows
-    that have no optimizer at all (floor, plain) are references and stay. Throws ValueError.
+    without the optimizer, or =NAME for that row alone; empty: all default rows. `optimizer`: None both, True only with, False
+    only without; rows that have no optimizer at all (floor, plain) are references and stay. Throws ValueError.
     """
-    for name in names:
+    for name in (name.removeprefix("=") for name in names):
         if name not in ROWS:
             raise ValueError(f"row {name}: not one of {', '.join(ROWS)}")
 
     def chosen(row):
         if names:
-            return row.name in names or (row.name.removesuffix(ADAMW) in names)
+            return {row.name, "=" + row.name, row.name.removesuffix(ADAMW)} & set(names)
         return row.default
 
     def wanted(row):

@@ -72,9 +72,10 @@ def main():
     folder = ROOT / "build" / "results" / "scale"
     folder.mkdir(parents=True, exist_ok=True)
     asked = ["--gpus", GPUS, "--steps", options.steps, "--warm-seconds", options.warm_seconds, "--shapes", SHAPE]
-    asked_of_rows = [*asked, "--rounds", options.rounds, "--without-optimizer", "--rows", ",".join(["floor-fp32", *MODES])]
+    rows = ["floor-fp32", *MODES]
+    asked_of_rows = [*asked, "--rounds", options.rounds, "--rows", ",".join("=" + row for row in rows)]
     found = measure(asked_of_rows, options, folder / "bench-gpu.json")
-    found_with_state = measure([*asked, "--rounds", 1, "--rows", WITH_STATE], options, folder / "bench-gpu-adamw.json")
+    found_with_state = measure([*asked, "--rounds", 1, "--rows", "=" + WITH_STATE], options, folder / "bench-gpu-adamw.json")
     measured = found["shapes"][SHAPE] | found_with_state["shapes"][SHAPE]
     gbs, copy_us = link(copies_from_peers(traced("ours", options, folder)))
     sums_ms = gpu_profile.figures(traced("ours-slots", options, folder))["other lanes: sum of ranks"]
