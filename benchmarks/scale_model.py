@@ -22,7 +22,6 @@ import json
 import math
 import pathlib
 
-import numpy
 from gpu_rows import SHAPES, Shape
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -145,6 +144,8 @@ def exposed_ms(floor_ms, job, machine):
 
 def fit(observations, machine):
     """The Fit with the least squares of relative errors. `observations`: (floor ms, Work, measured ms) of two GPUs."""
+    import numpy  # here: what measures has no need of it
+
     lines, over = [], []
     for floor_ms, job, ms in observations:
         lines.append([job.copied_gb / ms, job.added_gb / ms, 1 / ms])
