@@ -120,6 +120,8 @@ def test_any_number_of_ranks_gives_the_same_losses(trained, ranks):
         {"sharding__strategy": "optim", "train__microbatches": 2},
         {"sharding__mesh": "2x2"},
         {"sharding__mesh": "2x2", "sharding__optimizer_over_replicas": True, "train__microbatches": 2},
+        {"sharding__mesh": "2x4", "sharding__reshard_after_forward": "2"},
+        {"sharding__mesh": "4x2", "sharding__optimizer_over_replicas": True},
         {"model__recompute": "reentrant"},
         {"sharding__offload": True, "train__microbatches": 2},
         {"sharding__reshard_after_forward": "2"},
@@ -133,7 +135,7 @@ def test_any_number_of_ranks_gives_the_same_losses(trained, ranks):
     ids=lambda extra: "-".join(f"{k}={v}" for k, v in extra.items()),
 )
 def test_variants_learn_the_same(trained, extra):
-    run = trained(4 if "sharding__mesh" in extra else 2, **extra)
+    run = trained(math.prod(map(int, extra.get("sharding__mesh", "2").split("x"))), **extra)
     reference = trained(1, **({"model__tied": False} if "model__tied" in extra else {}))
     assert run.losses()[:5] == pytest.approx(reference.losses()[:5], rel=1e-6)
     assert run.figures["val_loss"] == pytest.approx(reference.figures["val_loss"], rel=1e-4)
