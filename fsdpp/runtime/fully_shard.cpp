@@ -137,9 +137,12 @@ Use use_of(const UnitState& unit, const ParameterGroup& group, const Target& tar
   return can && large ? unit.use : Use::whole;
 }
 
-// The dtypes of main weights, gradients and slots.
-void choose_dtypes(ParameterGroup& group, const runtime::Options& options) {
-  if (options.main_weights == runtime::MainWeights::model_dtype) group.main_dtype = group.dtype;
+// The dtypes of main weights, gradients and slots. Frozen weights whose dtype does not change (`as_given`)
+// are all there is to know: no update will be lost in their roundings.
+void choose_dtypes(ParameterGroup& group, const runtime::Options& options, bool as_given) {
+  const bool never_rounded = !group.trainable && as_given;
+  if (never_rounded || options.main_weights == runtime::MainWeights::model_dtype)
+    group.main_dtype = group.dtype;
   group.gradient_dtype = options.accumulation_dtype;
   const bool window_in_slot = !runtime::shards_gradients(options.strategy);
   group.wire = window_in_slot ? options.accumulation_dtype : options.wire_dtype;
@@ -181,7 +184,10 @@ void make_groups(UnitState& unit, int index, const std::vector<Found>& found, co
     group->trainable = kind.second;
     group->strategy = unit.options.strategy;
     group->place = target.place;
-    choose_dtypes(*group, unit.options);
+    const bool as_given = std::all_of(members.begin(), members.end(), [&](std::size_t i) {
+      return found[i].tensor.scalar_type() == group->dtype;
+    });
+    choose_dtypes(*group, unit.options, as_given);
     std::vector<layout::Shape> shapes;
     for (const std::size_t i : members) {
       auto parameter = std::make_shared<Parameter>();

@@ -166,7 +166,7 @@ std::vector<ShardedModel::ShardRun> ShardedModel::shard_runs() const {
 
 bool ShardedModel::all_fp32() const {
   return std::all_of(core_->groups.begin(), core_->groups.end(), [](const ParameterGroup* group) {
-    return group->main_dtype == at::kFloat && group->gradient_dtype == at::kFloat;
+    return !group->trainable || (group->main_dtype == at::kFloat && group->gradient_dtype == at::kFloat);
   });
 }
 

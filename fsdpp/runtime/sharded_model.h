@@ -181,7 +181,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
     bool counted;            // among counted(), this rank counts it
   };
   [[nodiscard]] std::vector<ShardRun> shard_runs() const;
-  /// Main weights and gradients are fp32, in every unit.
+  /// Main weights and gradients of all that is trained are fp32.
   [[nodiscard]] bool all_fp32() const;
   /// Collective: runs `update`, which updates main weights and writes their published form on the compute
   /// lane, when no peer reads the old one any more, and publishes the new one: the next forward casts

@@ -169,6 +169,39 @@ TEST_P(CasesOfFrozen, Case38NoGradientMemoryForFrozenWeights) {
   EXPECT_LT(frozen.second, full.second * 3 / 4) << "weights stay; gradients and optimizer state go";
 }
 
+// A base in bf16 with trained biases: no fp32 copy of what never changes, and the bits that were given.
+void train_frozen_base(ShardedModel& model, SmallNet& net, int rank) {
+  std::map<std::string, at::Tensor> given;
+  for (const auto& item : SmallNet(4, 64, Layers::oracle).named_parameters())
+    given[item.key()] = item.value().to(at::kBFloat16);
+  int64_t elements = 0;
+  for (std::size_t i = 0; i < model.shards().size(); ++i) {
+    const bool frozen = model.parameters()[i].first.ends_with("weight");
+    EXPECT_EQ(model.shards()[i].scalar_type(), frozen ? at::kBFloat16 : at::kFloat);
+    elements += model.shards()[i].numel();
+  }
+  EXPECT_LT(bytes_of(model, "main weights"), 3 * elements) << "2 bytes each, few of 4, and padding";
+  EXPECT_TRUE(model.all_fp32()) << "of what is trained: AdamW's kernel takes it";
+  optim::AdamW optimizer(model, {});
+  train(net, model, optimizer, rank, 3, at::kBFloat16);
+  const std::vector<at::Tensor> weights = model.full_weights();
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const std::string name = model.parameters()[i].first;
+    EXPECT_EQ(weights[i].equal(given.at(name)), name.ends_with("weight")) << name;
+  }
+}
+
+TEST_P(CasesOfFrozen, Case38FrozenWeightsAreKeptAsTheyWereGiven) {
+  run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
+    const auto net = std::make_shared<SmallNet>(4, 64, Layers::fused);
+    net->to(at::kBFloat16);
+    for (const auto& item : net->named_parameters())
+      item.value().requires_grad_(!item.key().ends_with("weight"));
+    const auto model = watched_shard(group, net, net->units(), options());
+    train_frozen_base(*model, *net, group.rank());
+  });
+}
+
 bool is_mapped(const void* address) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   auto* start = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(address) / page * page);
