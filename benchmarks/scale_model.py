@@ -21,6 +21,7 @@ import itertools
 import json
 import math
 import pathlib
+import sys
 
 from gpu_rows import SHAPES, Shape
 
@@ -174,6 +175,8 @@ class Measured:
 
     @staticmethod
     def read(path=MEASURED):
+        if not path.exists():
+            sys.exit(f"{path}: not there; expected what scale_measure.py writes: run it on a machine with two GPUs")
         content = json.loads(path.read_text())
         return Measured(content["commit"], content["gpu"], content["command"], Machine(**content["machine"]), content["rows"])
 
