@@ -63,7 +63,7 @@ struct Options {
   /// Of the weights that the model reads and that are gathered; nothing: each parameter keeps its own. Main
   /// weights are taken from the parameters before they are rounded to this.
   std::optional<c10::ScalarType> model_dtype;
-  MainWeights main_weights = MainWeights::fp32;
+  MainWeights main_weights = MainWeights::fp32;  // frozen ones given in their model dtype stay in it
   /// Of gradients while they add up, and of the shards' `.grad`: fp32 or bf16. Ranks' are summed in fp32 and
   /// rounded once, when they are stored or added. Where slots carry a window's sum (no_shard, optim) they
   /// have this dtype, also on the wire. bf16 microbatches 256 and 1 add up to 256.

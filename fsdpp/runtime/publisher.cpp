@@ -177,7 +177,7 @@ void Publisher::send_up(ParameterGroup& group, std::byte* target) {
   Staging& staging = staging_[&group];
   const auto bytes = static_cast<std::size_t>(group.main_numel() * group.element_bytes());
   if (staging.memory.data() == nullptr)
-    staging.memory = device.allocate_on_host(bytes, "weights on their way up", ledger_);
+    staging.memory = device.allocate_on_host(bytes, "weights on their way up, in host memory", ledger_);
   if (staging.sent) device.wait(LaneKind::host, *staging.sent);
   const Elements source{group.main->data(), group.main_dtype};
   const Elements cast{staging.memory.data(), group.dtype};
