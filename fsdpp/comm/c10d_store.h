@@ -15,10 +15,10 @@ namespace fsdpp::comm {
 ///
 /// c10d's threads ask the store about once a second while one of its groups lives, and complain when it is
 /// gone. So the rank that serves it leaves last: its destructor returns when the others' have run, or they
-/// are gone, or after kLastCalls. Declare it before what uses it.
+/// are gone, or after a second. Declare it before what uses it.
 class C10dStore {
  public:
-  explicit C10dStore(PeerGroup& group);  // collective
+  explicit C10dStore(PeerGroup& group);  // collective; `group` must outlive it
   ~C10dStore();
   C10dStore(const C10dStore&) = delete;
   C10dStore& operator=(const C10dStore&) = delete;

@@ -135,7 +135,7 @@ TEST(ExpertsAlone, WhatDoesNotFitIsRefusedByName) {
 }
 
 // Half of the ranks share each pair of experts; all have the dense part together.
-constexpr std::array<int, 2> kRanks = {4, 8};
+constexpr std::array<int, 3> kRanks = {2, 4, 8};
 
 // Half of the ranks hold an expert, all have rows for it. Close to one another are the mean over all and the
 // mean over half as well, when gradients are small: so the ratio is compared.
