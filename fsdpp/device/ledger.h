@@ -11,14 +11,12 @@ namespace fsdpp::device {
 class Ledger {
  public:
   void add(const std::string& purpose, int64_t bytes);
-  /// Throws UsageError when more is taken back than was added.
-  void remove(const std::string& purpose, int64_t bytes);
+  /// Aborts when more is taken back than was added: memory that is given back cannot raise an error.
+  void remove(const std::string& purpose, int64_t bytes) noexcept;
 
   [[nodiscard]] int64_t current() const noexcept { return current_; }  // bytes
   [[nodiscard]] int64_t peak() const noexcept { return peak_; }        // bytes
   [[nodiscard]] const std::map<std::string, int64_t>& by_purpose() const noexcept { return by_purpose_; }
-  /// Forgets the past: the peak becomes what is held now.
-  void reset_peak() noexcept { peak_ = current_; }
 
  private:
   std::map<std::string, int64_t> by_purpose_;

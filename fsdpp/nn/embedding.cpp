@@ -3,6 +3,7 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
 
+#include "fsdpp/nn/initial.h"
 #include "fsdpp/nn/sink_capsule.h"
 #include "fsdpp/runtime/call.h"
 
@@ -39,8 +40,11 @@ class FusedEmbedding : public torch::autograd::Function<FusedEmbedding> {
     context->save_for_backward({indices});
     context->saved_data["rows"] = weight.size(0);
     if (runtime::SinkOwner* owner = kept_owner(*context, "weight");
-        owner != nullptr && owner->exchanges_rows())
-      return owner->gather_rows(indices, /*with_gradient=*/true);
+        owner != nullptr && owner->exchanges_rows()) {
+      const auto claim = std::make_shared<runtime::RowClaim>();
+      keep(*context, "claim", claim);
+      return owner->gather_rows(indices, claim);
+    }
     return at::embedding(weight, indices);
   }
 
@@ -49,9 +53,10 @@ class FusedEmbedding : public torch::autograd::Function<FusedEmbedding> {
     const at::Tensor indices = context->get_saved_variables()[0].reshape({-1});
     const at::Tensor rows = gradients[0].reshape({-1, gradients[0].size(-1)});
     if (runtime::SinkOwner* owner = kept_owner(*context, "weight")) {
-      if (owner->exchanges_rows() && owner->add_rows(indices, rows)) return {at::Tensor(), at::Tensor()};
-      if (owner->exchanges_rows()) {  // autograd::grad: the gradient is the caller's
-        return {dense_gradient(*context, rows, indices), at::Tensor()};
+      if (owner->exchanges_rows()) {
+        const bool taken = owner->add_rows(indices, rows, *kept<runtime::RowClaim>(*context, "claim"));
+        // If not, this is autograd::grad: the gradient is the caller's.
+        return {taken ? at::Tensor() : dense_gradient(*context, rows, indices), at::Tensor()};
       }
       if (const auto sink = owner->open()) {
         add_rows(*sink, indices, rows.to(at::kFloat));
@@ -76,7 +81,7 @@ at::Tensor fused_embedding(const at::Tensor& weight, const at::Tensor& indices) 
   const auto owner = runtime::sink_of(weight);
   if (owner == nullptr) return at::embedding(weight, indices);
   if (at::GradMode::is_enabled()) return FusedEmbedding::apply(weight, indices);
-  if (owner->exchanges_rows()) return owner->gather_rows(indices, /*with_gradient=*/false);
+  if (owner->exchanges_rows()) return owner->gather_rows(indices, /*claim=*/nullptr);
   return at::embedding(weight, indices);
 }
 

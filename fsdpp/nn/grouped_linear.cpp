@@ -14,6 +14,7 @@
 
 #include "fsdpp/base/error.h"
 #include "fsdpp/device/kernels.h"
+#include "fsdpp/nn/initial.h"
 #include "fsdpp/nn/sink_capsule.h"
 #include "fsdpp/nn/weight_gradient.h"
 #include "fsdpp/runtime/parameter_group.h"

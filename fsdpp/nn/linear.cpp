@@ -1,7 +1,6 @@
 #include "fsdpp/nn/linear.h"
 
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
@@ -10,6 +9,7 @@
 
 #include <optional>
 
+#include "fsdpp/nn/initial.h"
 #include "fsdpp/nn/sink_capsule.h"
 #include "fsdpp/nn/weight_gradient.h"
 
@@ -115,12 +115,6 @@ Linear::Linear(const LinearOptions& options, double deviation, at::Generator& ge
       register_parameter("adapter_in", normal({rank, options.in}, deviation, generator, options.dtype));
   adapter_out = register_parameter("adapter_out",
                                    at::zeros({options.out, rank}, weight.options().requires_grad(false)));
-}
-
-at::Tensor normal(at::IntArrayRef sizes, double deviation, at::Generator& generator, at::ScalarType dtype) {
-  const at::NoGradGuard no_grad;
-  return at::empty(sizes, at::TensorOptions(generator.device()).dtype(dtype))
-      .normal_(0, deviation, generator);
 }
 
 }  // namespace fsdpp::nn

@@ -11,30 +11,38 @@
 
 namespace fsdpp::nn {
 
-/// Carries a weight's sink owner from forward to backward among an autograd function's saved data.
-class SinkCapsule final : public torch::jit::CustomClassHolder {
+/// Carries an object from forward to backward among an autograd function's saved data.
+template <class Object>
+class Capsule final : public torch::jit::CustomClassHolder {
  public:
-  explicit SinkCapsule(std::shared_ptr<runtime::SinkOwner> owner) : owner(std::move(owner)) {}
-  std::shared_ptr<runtime::SinkOwner> owner;
+  explicit Capsule(std::shared_ptr<Object> held) : object(std::move(held)) {}
+  std::shared_ptr<Object> object;
 };
 
+template <class Object>
+void keep(torch::autograd::AutogradContext& context, const std::string& key, std::shared_ptr<Object> object) {
+  context.saved_data[key] =
+      c10::IValue::make_capsule(c10::make_intrusive<Capsule<Object>>(std::move(object)));
+}
+
+/// The object kept under `key`, or null. `Object` is what keep() was given.
+template <class Object>
+Object* kept(torch::autograd::AutogradContext& context, const std::string& key) {
+  const auto found = context.saved_data.find(key);
+  if (found == context.saved_data.end()) return nullptr;
+  return static_cast<Capsule<Object>*>(found->second.toCapsule().get())->object.get();
+}
+
+/// Keeps the sink owner of `weight`, if it has one.
 inline void keep_owner(torch::autograd::AutogradContext& context, const std::string& key,
                        const at::Tensor& weight) {
   if (!weight.defined()) return;
-  if (auto owner = runtime::sink_of(weight)) {
-    context.saved_data[key] = c10::IValue::make_capsule(c10::make_intrusive<SinkCapsule>(std::move(owner)));
-  }
+  if (auto owner = runtime::sink_of(weight)) keep(context, key, std::move(owner));
 }
 
 /// The owner kept under `key`, or null.
 inline runtime::SinkOwner* kept_owner(torch::autograd::AutogradContext& context, const std::string& key) {
-  const auto found = context.saved_data.find(key);
-  if (found == context.saved_data.end()) return nullptr;
-  return static_cast<SinkCapsule*>(found->second.toCapsule().get())->owner.get();
+  return kept<runtime::SinkOwner>(context, key);
 }
-
-/// Normal with `deviation` around 0, where `generator` draws (the CPU or a GPU).
-[[nodiscard]] at::Tensor normal(at::IntArrayRef sizes, double deviation, at::Generator& generator,
-                                at::ScalarType dtype = at::kFloat);
 
 }  // namespace fsdpp::nn

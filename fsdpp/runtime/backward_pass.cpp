@@ -215,7 +215,8 @@ bool BackwardPass::contribute(Parameter& parameter, const RowWriter& write) {
   return true;
 }
 
-bool BackwardPass::add_rows(Parameter& parameter, const at::Tensor& indices, const at::Tensor& rows) {
+bool BackwardPass::add_rows(Parameter& parameter, const at::Tensor& indices, const at::Tensor& rows,
+                            RowClaim& claim) {
   begin_if_needed();
   if (!runs_in_graph_task(parameter.accumulator.get())) return false;
   require(!is_hooked(parameter.full), "parameter ", parameter.name,
@@ -223,7 +224,7 @@ bool BackwardPass::add_rows(Parameter& parameter, const at::Tensor& indices, con
           "hook, or "
           "shard with Options{.row_exchange_bytes = -1}");
   require_not_reduced(parameter);
-  parameter.group->rows->add(indices, rows);
+  parameter.group->rows->add(indices, rows, claim);
   return true;
 }
 

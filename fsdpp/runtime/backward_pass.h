@@ -89,7 +89,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void gather_on_demand(const Parameter& parameter);
   std::optional<GradSink> open(Parameter& parameter);
   bool contribute(Parameter& parameter, const RowWriter& write);
-  bool add_rows(Parameter& parameter, const at::Tensor& indices, const at::Tensor& rows);
+  bool add_rows(Parameter& parameter, const at::Tensor& indices, const at::Tensor& rows, RowClaim& claim);
   void report(Parameter& parameter);
   // For the accumulators' hooks.
   void before_accumulation(Parameter& parameter);

@@ -11,6 +11,7 @@
 #include "fsdpp/runtime/check_data.h"
 #include "fsdpp/runtime/check_options.h"
 #include "fsdpp/runtime/core.h"
+#include "fsdpp/runtime/peers.h"
 #include "fsdpp/runtime/registry.h"
 
 namespace fsdpp {
@@ -233,6 +234,10 @@ std::shared_ptr<runtime::ShardedModel> shard_over(const runtime::RankGroups& ran
   std::vector<UnitState> units = make_units(root, specs, options, walk);
   walk.visit(*root, "", 0);
   if (device == nullptr) device = std::make_unique<device::HostDevice>();
+  // All that can be wrong is found before the model's weights move.
+  runtime::check_lanes(ranks.shard, *device);
+  if (ranks.replicate != nullptr) runtime::check_lanes(*ranks.replicate, *device);
+  if (ranks.experts != nullptr) runtime::check_lanes(*ranks.experts, *device);
   for (const UnitState& unit : units) check_options(unit.options, ranks, unit.name);
   const Target target = target_of(ranks, *device);
   runtime::check_data(*root);

@@ -33,15 +33,15 @@ bool Parameter::contribute(const RowWriter& write) {
 
 bool Parameter::exchanges_rows() const noexcept { return group->rows != nullptr; }
 
-at::Tensor Parameter::gather_rows(const at::Tensor& indices, bool with_gradient) {
+at::Tensor Parameter::gather_rows(const at::Tensor& indices, const std::shared_ptr<RowClaim>& claim) {
   static_cast<void>(live());
-  return group->rows->gather(indices, with_gradient);
+  return group->rows->gather(indices, claim);
 }
 
-bool Parameter::add_rows(const at::Tensor& indices, const at::Tensor& rows) {
+bool Parameter::add_rows(const at::Tensor& indices, const at::Tensor& rows, RowClaim& claim) {
   BackwardPass& pass = live();
   require_no_graph();
-  return pass.add_rows(*this, indices, rows);
+  return pass.add_rows(*this, indices, rows, claim);
 }
 
 void Parameter::require_no_graph() const {

@@ -23,8 +23,8 @@ class Parameter final : public SinkOwner {
   void report() override;
   bool contribute(const RowWriter& write) override;
   bool exchanges_rows() const noexcept override;
-  at::Tensor gather_rows(const at::Tensor& indices, bool with_gradient) override;
-  bool add_rows(const at::Tensor& indices, const at::Tensor& rows) override;
+  at::Tensor gather_rows(const at::Tensor& indices, const std::shared_ptr<RowClaim>& claim) override;
+  bool add_rows(const at::Tensor& indices, const at::Tensor& rows, RowClaim& claim) override;
 
   std::string name;  // path in the root module, of its first place
   at::Tensor full;   // the module's own tensor: its storage comes and goes, its identity stays

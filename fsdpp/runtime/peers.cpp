@@ -29,6 +29,12 @@ std::vector<std::string> channel_names(const std::vector<std::string>& groups) {
 
 }  // namespace
 
+void check_lanes(comm::PeerGroup& group, const device::Device& device) {
+  require(device.gpu() == group.lanes().gpu(), "the model's lanes run on ", place(device.gpu()),
+          ", but the group's lanes reach ", place(group.lanes().gpu()),
+          ": give fully_shard() a device of the same kind as the group's lanes");
+}
+
 Peers::Peers(comm::PeerGroup& group, device::Device& device, const std::vector<std::string>& groups,
              int first_channel)
     : group_(group),
@@ -36,9 +42,7 @@ Peers::Peers(comm::PeerGroup& group, device::Device& device, const std::vector<s
       first_channel_(first_channel),
       tells_(device.runs_inline() && addressable()),
       groups_(groups) {
-  require(device.gpu() == group.lanes().gpu(), "the model's lanes run on ", place(device.gpu()),
-          ", but the group's lanes reach ", place(group.lanes().gpu()),
-          ": give fully_shard() a device of the same kind as the group's lanes");
+  check_lanes(group, device);
   board_ = group.lanes().signals(channel_names(groups), "signals of a sharded model");
   votes_ = group.signals({"vote", "need"}, "votes of a sharded model");
   words_ = group.allocate((kWords + 2 * groups.size()) * sizeof(uint64_t), "words of a sharded model");
@@ -152,7 +156,7 @@ void Peers::exchange_scalars(const double* own, double* all) {
 
 void Peers::signal_published(device::LaneKind lane, uint32_t epoch) {
   const int count = static_cast<int>(groups_.size());
-  for (int group = 0; group < count; ++group) {  // one launch for all of them
+  for (int group = 0; group < count; ++group) {  // raised together, by the last
     device::Device::Work work;
     if (group + 1 == count) {
       work = [this, count, epoch] {

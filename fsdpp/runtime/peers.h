@@ -33,12 +33,14 @@ struct Channel {
   static constexpr int of(int group, int which) noexcept { return 2 + kPerGroup * group + which; }
 };
 
+/// Throws UsageError unless `device`'s lanes run where those of `group` reach: on the host, or the same GPU.
+void check_lanes(comm::PeerGroup& group, const device::Device& device);
+
 /// How one rank's model talks to its peers: memory, signals and waits of its lanes, and what the hosts agree.
 class Peers {
  public:
   /// Collective. `groups`: names of the parameter groups, equal on all ranks. `first_channel`: of what traces
-  /// show; the ranges of one device's Peers must not meet. Throws UsageError when `device`'s lanes and the
-  /// group's are not of the same kind.
+  /// show; the ranges of one device's Peers must not meet. Throws as check_lanes() does.
   Peers(comm::PeerGroup& group, device::Device& device, const std::vector<std::string>& groups,
         int first_channel = 0);
 

@@ -54,11 +54,11 @@ bool SinkOwner::contribute(const RowWriter& write) {
   return true;
 }
 
-at::Tensor SinkOwner::gather_rows(const at::Tensor&, bool) {
+at::Tensor SinkOwner::gather_rows(const at::Tensor&, const std::shared_ptr<RowClaim>&) {
   throw UsageError("this weight is not exchanged by rows: read it");
 }
 
-bool SinkOwner::add_rows(const at::Tensor&, const at::Tensor&) { return false; }
+bool SinkOwner::add_rows(const at::Tensor&, const at::Tensor&, RowClaim&) { return false; }
 
 void register_sink(const at::Tensor& weight, std::weak_ptr<SinkOwner> owner) {
   const std::unique_lock lock(tables().mutex);

@@ -61,11 +61,12 @@ void RowExchange::reserve(int64_t rows_needed) {
   const int own = peers_.rank();
   const int64_t* old_ids = old ? ids(own) : nullptr;
   const std::byte* old_rows = old ? rows(own) : nullptr;
+  const int64_t bytes = round_up(rows_needed * kIdBytes, kAlignment) + rows_needed * row_bytes_;
+  memory_ = peers_.allocate(static_cast<std::size_t>(bytes), kPurpose);
   if (old) ledger_->remove(kPurpose, bytes_);
+  ledger_->add(kPurpose, bytes);
   capacity_ = rows_needed;
-  bytes_ = round_up(capacity_ * kIdBytes, kAlignment) + capacity_ * row_bytes_;
-  memory_ = peers_.allocate(static_cast<std::size_t>(bytes_), kPurpose);
-  ledger_->add(kPurpose, bytes_);
+  bytes_ = bytes;
   if (taken_ == 0) return;
   peers_.device().copy(LaneKind::compute, "ids of " + group_.name, ids(own), old_ids,
                        static_cast<std::size_t>(taken_ * kIdBytes));
@@ -74,15 +75,30 @@ void RowExchange::reserve(int64_t rows_needed) {
   peers_.device().synchronize();
 }
 
-at::Tensor RowExchange::gather(const at::Tensor& indices, bool with_gradient) {
+// Of graphs that live and have not brought theirs; those that have been dropped (evaluations, forwards that
+// raised) need no room.
+int64_t RowExchange::rows_to_come(const std::shared_ptr<RowClaim>& claim) {
+  claims_.push_back(claim);
+  int64_t rows = 0;
+  std::erase_if(claims_, [&](const std::weak_ptr<RowClaim>& known) {
+    const auto alive = known.lock();
+    if (alive == nullptr || alive->used) return true;
+    rows += alive->rows;
+    return false;
+  });
+  return rows;
+}
+
+at::Tensor RowExchange::gather(const at::Tensor& indices, const std::shared_ptr<RowClaim>& claim) {
   const at::Tensor flat = indices.reshape({-1}).contiguous();
   require(flat.scalar_type() == at::kLong && flat.device() == group_.place, "embedding ", group_.name,
           ": indices are ", flat.dtype().name(), " on ", flat.device().str(), "; expected int64 on ",
           group_.place.str());
-  if (with_gradient) {
+  if (claim) {
     FSDPP_INVARIANT(taken_ == 0 || memory_, "rows without memory");
-    looked_up_ += flat.numel();
-    const std::vector<uint64_t> needs = everyone_.exchange_needs(static_cast<uint64_t>(looked_up_));
+    claim->rows = flat.numel();
+    const int64_t rows = taken_ + rows_to_come(claim);
+    const std::vector<uint64_t> needs = everyone_.exchange_needs(static_cast<uint64_t>(rows));
     reserve(static_cast<int64_t>(*std::max_element(needs.begin(), needs.end())));
   }
   std::vector<int64_t> sizes = indices.sizes().vec();
@@ -110,10 +126,13 @@ void RowExchange::await_pulls() {
                   sequence_);
 }
 
-void RowExchange::add(const at::Tensor& indices, const at::Tensor& gradients) {
+void RowExchange::add(const at::Tensor& indices, const at::Tensor& gradients, RowClaim& claim) {
   const int64_t count = indices.numel();
-  FSDPP_INVARIANT(taken_ + count <= capacity_, "embedding ", group_.name, ": gradients of ", taken_ + count,
-                  " rows where ", capacity_, " were looked up");
+  require(taken_ + count <= capacity_, "embedding ", group_.name, ": gradients of ", taken_ + count,
+          " rows came before they were reduced, where ", capacity_,
+          " were looked up: a graph was gone through twice (retain_graph); reduce in between (backward_dw(), "
+          "or by hand), or shard with Options{.row_exchange_bytes = -1}");
+  claim.used = true;
   if (taken_ == 0) await_pulls();
   const int own = peers_.rank();
   int64_t* id_place = ids(own) + taken_;
@@ -151,7 +170,6 @@ void RowExchange::reduce(float* gradient, float scale, bool add_to_gradient) {
   pulled_ = device.record(LaneKind::reduce);
   kept_ids_ = std::move(all);
   taken_ = 0;
-  looked_up_ = 0;
 }
 
 // All ranks exchange `capacity_` ids; those behind the taken ones name a row behind the last, which nobody
@@ -194,9 +212,6 @@ void RowExchange::sum_owned(const device::RowSums& owned, const at::Tensor& all,
   });
 }
 
-void RowExchange::forget() noexcept {
-  taken_ = 0;
-  looked_up_ = 0;
-}
+void RowExchange::forget() noexcept { taken_ = 0; }
 
 }  // namespace fsdpp::runtime

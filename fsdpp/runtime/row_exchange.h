@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "fsdpp/device/ledger.h"
 #include "fsdpp/runtime/parameter_group.h"
 #include "fsdpp/runtime/peers.h"
 #include "fsdpp/runtime/publisher.h"
+#include "fsdpp/runtime/sink.h"
 
 namespace fsdpp::runtime {
 
@@ -28,12 +30,13 @@ class RowExchange {
   RowExchange(const RowExchange&) = delete;
   RowExchange& operator=(const RowExchange&) = delete;
 
-  /// Rows `indices` [...] (int64) of the published weights: [..., dim], on the compute lane. Collective when
-  /// `with_gradient`: all ranks look up as often, with any number of indices.
-  [[nodiscard]] at::Tensor gather(const at::Tensor& indices, bool with_gradient);
+  /// Rows `indices` [...] (int64) of the published weights: [..., dim], on the compute lane. Collective with
+  /// a `claim` (null: no gradient will come): all ranks look up as often, with any number of indices.
+  [[nodiscard]] at::Tensor gather(const at::Tensor& indices, const std::shared_ptr<RowClaim>& claim);
 
-  /// Takes one lookup's gradients `rows` [n, dim] for `indices` [n] into what this backward publishes.
-  void add(const at::Tensor& indices, const at::Tensor& rows);
+  /// Takes one lookup's gradients `rows` [n, dim] for `indices` [n] into what this backward publishes. Throws
+  /// UsageError when there is no room: a retained graph came again before an exchange.
+  void add(const at::Tensor& indices, const at::Tensor& rows, RowClaim& claim);
 
   /// Takes part in the exchange of one backward: sums the rows that this rank owns into `gradient`
   /// (shard_numel() fp32 elements of the gradient shard), or adds to it. On the reduce lane, all ranks in the
@@ -44,6 +47,7 @@ class RowExchange {
   void forget() noexcept;
 
  private:
+  [[nodiscard]] int64_t rows_to_come(const std::shared_ptr<RowClaim>& claim);
   void reserve(int64_t rows_needed);
   void await_pulls();
   void name_nobody();
@@ -64,11 +68,11 @@ class RowExchange {
   std::shared_ptr<comm::PeerMemory> memory_;  // per rank: `capacity_` ids, then as many rows
   int64_t capacity_ = 0;                      // rows per rank and backward, equal on all ranks
   int64_t bytes_ = 0;
-  int64_t looked_up_ = 0;  // rows whose gradients may come in the next backward
-  int64_t taken_ = 0;      // rows whose gradients have come in this one
-  uint32_t sequence_ = 0;  // of the last exchange
-  device::Event pulled_;   // on the reduce lane: our own pull of it
-  at::Tensor kept_ids_;    // of the last exchange: the reduce lane may still read them
+  int64_t taken_ = 0;                            // rows whose gradients have come since the last exchange
+  std::vector<std::weak_ptr<RowClaim>> claims_;  // of lookups whose gradients may come
+  uint32_t sequence_ = 0;                        // of the last exchange
+  device::Event pulled_;                         // on the reduce lane: our own pull of it
+  at::Tensor kept_ids_;                          // of the last exchange: the reduce lane may still read them
 };
 
 }  // namespace fsdpp::runtime

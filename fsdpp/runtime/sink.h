@@ -32,6 +32,12 @@ struct Rows {
 /// Writes rows [first, last) of a contribution into `sink`, whose view has these rows only, as its mode says.
 using RowWriter = std::function<void(const GradSink& sink, int64_t first, int64_t last)>;
 
+/// A lookup of rows whose gradients may come. Its graph keeps it: as long as it lives there is room for them.
+struct RowClaim {
+  int64_t rows = 0;
+  bool used = false;  // they have come
+};
+
 /// A sharded weight as a fused layer sees it. A custom autograd function that writes weight gradients itself
 /// takes one in forward (sink_of), keeps it with its saved tensors, and in backward:
 ///
@@ -74,11 +80,14 @@ class SinkOwner {
   /// True when the weight [rows, dim] is exchanged by rows: a lookup then takes gather_rows() instead of
   /// reading it, and in backward add_rows() instead of open().
   [[nodiscard]] virtual bool exchanges_rows() const noexcept { return false; }
-  /// Rows `indices` [...] (int64) of the weight: [..., dim].
-  [[nodiscard]] virtual at::Tensor gather_rows(const at::Tensor& indices, bool with_gradient);
-  /// Takes the gradients `rows` [n, dim] of rows `indices` [n]. False: this backward must not be fused, see
-  /// open(). Throws as open() does.
-  [[nodiscard]] virtual bool add_rows(const at::Tensor& indices, const at::Tensor& rows);
+  /// Rows `indices` [...] (int64) of the weight: [..., dim]. `claim`: a new one, which is filled in, or null
+  /// when no gradient will come.
+  [[nodiscard]] virtual at::Tensor gather_rows(const at::Tensor& indices,
+                                               const std::shared_ptr<RowClaim>& claim);
+  /// Takes the gradients `rows` [n, dim] of rows `indices` [n], which were looked up with `claim`. False:
+  /// this backward must not be fused, see open(). Throws as open() does, and UsageError when the same graph
+  /// brings more than there is room for, before what it brought first was exchanged.
+  [[nodiscard]] virtual bool add_rows(const at::Tensor& indices, const at::Tensor& rows, RowClaim& claim);
 };
 
 /// Makes `owner` the one that fused layers ask for a sink for `weight`, until it is gone or unregistered. One

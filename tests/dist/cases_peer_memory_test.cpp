@@ -1,62 +1,14 @@
 // Case 48: memory that peers address is taken by all ranks together, and early.
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/embedding.h>
-#include <ATen/ops/randint.h>
-
 #include <algorithm>
-#include <map>
-#include <mutex>
 
-#include "fsdpp/nn/embedding.h"
 #include "tests/support/hazard_watch.h"
-#include "tests/support/small_model_ranks.h"
+#include "tests/support/noting_lanes.h"
+#include "tests/support/row_model.h"
 
 namespace fsdpp::test {
 namespace {
 
-constexpr int64_t kDim = 8;
-
-// What each rank asked for, in order.
-class Asked {
- public:
-  void add(int rank, const std::string& what) {
-    const std::lock_guard lock(mutex_);
-    of_[rank].push_back(what);
-  }
-  [[nodiscard]] std::vector<std::string> of(int rank) {
-    const std::lock_guard lock(mutex_);
-    return of_[rank];
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<int, std::vector<std::string>> of_;
-};
-
-// The host's lanes, and a note of each allocation.
-class NotingLanes final : public comm::LaneTransport {
- public:
-  NotingLanes(comm::PeerGroup& group, Asked& asked, int rank) : group_(group), asked_(asked), rank_(rank) {}
-
-  std::shared_ptr<comm::PeerMemory> allocate(std::size_t bytes, const std::string& purpose) override {
-    asked_.add(rank_, text(bytes, " for ", purpose));
-    return group_.allocate(bytes, purpose);
-  }
-  std::unique_ptr<comm::LaneSignals> signals(std::vector<std::string> names,
-                                             const std::string& purpose) override {
-    asked_.add(rank_, "signals for " + purpose);
-    return group_.signals(std::move(names), purpose);
-  }
-  std::unique_ptr<comm::LaneTransport> for_part(comm::PeerGroup& part) override {
-    return std::make_unique<NotingLanes>(part, asked_, rank_);
-  }
-  [[nodiscard]] std::string describe() const override { return group_.describe(); }
-
- private:
-  comm::PeerGroup& group_;
-  Asked& asked_;
-  int rank_;
-};
+constexpr int64_t kDim = RowModel::kDim;
 
 class CasesOfPeerMemory : public OnRanks {};
 INSTANTIATE_TEST_SUITE_P(Strategies, CasesOfPeerMemory, all_ranks(), parameters_name);
@@ -123,48 +75,22 @@ TEST_P(CasesOfPeerMemory, Case48WhatTheFirstStepsShowToBeNeededIsTakenByAll) {
   EXPECT_EQ(slots, reduces_every_backward() ? 2 : 1) << "at first, and when it had been seen";
 }
 
-// A table that is exchanged by rows: how many is known when they are looked up.
-class Rows : public torch::nn::Module {
- public:
-  explicit Rows(bool oracle) : oracle_(oracle) {
-    at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(1);
-    table = register_module("table", std::make_shared<nn::Embedding>(13, kDim, 1.0, generator));
-    const at::NoGradGuard no_grad;
-    table->weight.copy_(integers({13, kDim}, 3));
-    last = register_module(
-        "last", std::make_shared<SmallLinear>(kDim, kDim, oracle ? Layers::oracle : Layers::fused, 5));
-  }
-  [[nodiscard]] at::Tensor forward(const at::Tensor& tokens) const {
-    return last->forward(oracle_ ? at::embedding(table->weight, tokens) : table->look_up(tokens));
-  }
-  std::shared_ptr<nn::Embedding> table;
-  std::shared_ptr<SmallLinear> last;
-
- private:
-  bool oracle_;
-};
-
-at::Tensor tokens_of(int rank, int step, int64_t count) {
-  const auto seed = static_cast<uint64_t>(100 * step + rank);
-  return at::randint(0, 13, {count}, at::make_generator<at::CPUGeneratorImpl>(seed), at::kLong);
-}
-
 // One rank alone needs more rows than there is room for: all take the room together.
 TEST_P(CasesOfPeerMemory, Case48WhatOneRankNeedsMoreOfGrowsOnAll) {
   Asked asked;
   run_watched_ranks(ranks(), [&](comm::PeerGroup& group) {
     group.set_lanes(std::make_unique<NotingLanes>(group, asked, group.rank()));
-    const auto module = std::make_shared<Rows>(/*oracle=*/false);
+    const auto module = std::make_shared<RowModel>(Layers::fused);
     Options chosen = options();
     chosen.row_exchange_bytes = 0;
     const auto model =
         watched_shard(group, module, {{.modules = {module->table}, .use = runtime::Use::rows}}, chosen);
-    Rows oracle(/*oracle=*/true);
+    RowModel oracle(Layers::oracle);
     for (int step = 0; step < 4; ++step) {
       const auto count = [&](int rank) { return rank == step % ranks() ? 4 * step + 1 : 2; };
-      small_loss(call(*module, tokens_of(group.rank(), step, count(group.rank())))).backward();
+      small_loss(call(*module, row_tokens(group.rank(), step, count(group.rank())))).backward();
       for (int rank = 0; rank < ranks(); ++rank)
-        small_loss(oracle.forward(tokens_of(rank, step, count(rank)))).backward();
+        small_loss(oracle.forward(row_tokens(rank, step, count(rank)))).backward();
       expect_gradients(*model, oracle);
       integer_step(model->shards());
       integer_step(oracle.parameters());

@@ -24,7 +24,11 @@ class Embedding : public torch::autograd::Function<Embedding> {
     context->save_for_backward({indices});
     context->saved_data["rows"] = weight.size(0);
     runtime::SinkOwner* owner = nn::kept_owner(*context, "weight");
-    if (owner != nullptr && owner->exchanges_rows()) return owner->gather_rows(indices, true);
+    if (owner != nullptr && owner->exchanges_rows()) {
+      const auto claim = std::make_shared<runtime::RowClaim>();
+      nn::keep(*context, "claim", claim);
+      return owner->gather_rows(indices, claim);
+    }
     std::vector<int64_t> sizes = indices.sizes().vec();
     const int64_t dim = weight.size(1);
     sizes.push_back(dim);
@@ -44,7 +48,9 @@ class Embedding : public torch::autograd::Function<Embedding> {
     const at::Tensor indices = context->get_saved_variables()[0].reshape({-1});
     const at::Tensor rows = gradients[0].reshape({indices.numel(), -1});
     runtime::SinkOwner* owner = nn::kept_owner(*context, "weight");
-    if (owner != nullptr && owner->exchanges_rows() && owner->add_rows(indices, rows)) return {{}, {}, {}};
+    if (owner != nullptr && owner->exchanges_rows() &&
+        owner->add_rows(indices, rows, *nn::kept<runtime::RowClaim>(*context, "claim")))
+      return {{}, {}, {}};
     const int64_t dim = rows.size(1);
     const Sink sink = sink_for(owner, {context->saved_data["rows"].toInt(), dim});
     sink.fill(device, "embedding gradient", {Numbers(rows).range()}, [=, from = Numbers(rows)](float* to) {
