@@ -18,7 +18,6 @@ namespace {
 
 constexpr int kServing = 0;  // the rank
 const char* const kHost = "127.0.0.1";
-constexpr std::chrono::seconds kLastCalls(1);
 constexpr std::chrono::milliseconds kGlance(1);
 
 std::atomic<int> next_number{0};  // in the name of a store; all its ranks take the largest of theirs
@@ -41,8 +40,10 @@ void take(int number) {
 
 }  // namespace
 
-C10dStore::C10dStore(PeerGroup& group)
-    : group_(group), left_(group.signals({"left the store"}, "the end of c10d's store")) {
+C10dStore::C10dStore(PeerGroup& group, std::chrono::milliseconds patience)
+    : group_(group),
+      patience_(patience),
+      left_(group.signals({"left the store"}, "the end of c10d's store")) {
   const bool serves = group.rank() == kServing;
   c10d::TCPStoreOptions options = options_of(group, serves);
   c10::intrusive_ptr<c10d::TCPStore> store;
@@ -63,7 +64,7 @@ C10dStore::C10dStore(PeerGroup& group)
 C10dStore::~C10dStore() {
   left_->signal(0, 1);
   if (group_.rank() != kServing) return;
-  const auto end = std::chrono::steady_clock::now() + kLastCalls;
+  const auto end = std::chrono::steady_clock::now() + patience_;
   while (!others_left() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(kGlance);
 }
 

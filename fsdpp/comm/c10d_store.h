@@ -3,6 +3,7 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -15,10 +16,11 @@ namespace fsdpp::comm {
 ///
 /// c10d's threads ask the store about once a second while one of its groups lives, and complain when it is
 /// gone. So the rank that serves it leaves last: its destructor returns when the others' have run, or they
-/// are gone, or after a second. Declare it before what uses it.
+/// are gone, or after `patience`. Declare it before what uses it.
 class C10dStore {
  public:
-  explicit C10dStore(PeerGroup& group);  // collective; `group` must outlive it
+  /// Collective; `group` must outlive it.
+  explicit C10dStore(PeerGroup& group, std::chrono::milliseconds patience = std::chrono::seconds(1));
   ~C10dStore();
   C10dStore(const C10dStore&) = delete;
   C10dStore& operator=(const C10dStore&) = delete;
@@ -31,6 +33,7 @@ class C10dStore {
   [[nodiscard]] bool others_left() const;
 
   PeerGroup& group_;
+  std::chrono::milliseconds patience_;
   std::unique_ptr<SignalBoard> left_;
   std::string name_;
   c10::intrusive_ptr<c10d::Store> store_;

@@ -68,7 +68,7 @@ TEST(CommThreads, AMissingRankIsNamedOnceTheTimeoutIsOver) {
       ADD_FAILURE() << "no rank was missed";
     } catch (const PeerError& error) {
       EXPECT_GE(since(start), kTimeout - milliseconds(5));
-      EXPECT_LT(since(start), 2 * kTimeout);
+      EXPECT_LT(since(start), 10 * kTimeout);
       EXPECT_EQ(error.rank(), 1);
       EXPECT_EQ(error.group(), "threads");
       EXPECT_EQ(error.sequence(), 2U);
