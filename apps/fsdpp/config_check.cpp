@@ -77,9 +77,9 @@ void check_offload(const ShardingConfig& s) {
           "\": the CPU updates fp32 weights with fp32 gradients; set both to fp32");
 }
 
-void check_accumulation(const ShardingConfig& s) {
+void check_accumulation(const ShardingConfig& s, int ranks) {
   require(
-      s.accumulation_dtype == "fp32" || s.mesh == "flat", "sharding.accumulation_dtype = \"",
+      s.accumulation_dtype == "fp32" || replicas_of(s, ranks) == 1, "sharding.accumulation_dtype = \"",
       s.accumulation_dtype, "\" with sharding.mesh = \"", s.mesh,
       "\": replicas are summed in fp32; set sharding.accumulation_dtype to fp32, or sharding.mesh to flat");
 }
@@ -143,7 +143,7 @@ void check_config(const Config& config, int ranks) {
   check_train(config.train, ranks);
   check_sharding(config.sharding, ranks);
   check_offload(config.sharding);
-  check_accumulation(config.sharding);
+  check_accumulation(config.sharding, ranks);
   check_paths(config.data);
   check_output("output.metrics", config.output.metrics);
   check_output("output.results", config.output.results);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -18,7 +19,12 @@ class ForwardScope {
     if (ref_.model) pass_ = ref_.model->enter(ref_.unit);
   }
   ~ForwardScope() {
-    if (pass_ && !finished_) ref_.model->finish(pass_, /*raised=*/true);
+    if (!pass_ || finished_) return;
+    try {
+      ref_.model->finish(pass_, /*raised=*/true);
+    } catch (const std::exception&) {  // a lane that failed raised the error that goes by already
+      return;
+    }
   }
   ForwardScope(const ForwardScope&) = delete;
   ForwardScope& operator=(const ForwardScope&) = delete;

@@ -80,8 +80,11 @@ void copy_main_weights(ParameterGroup& group) {
 }  // namespace
 
 device::Element element_of(at::ScalarType dtype) {
+  if (dtype == at::kFloat) return device::Element::fp32;
   if (dtype == at::kBFloat16) return device::Element::bf16;
-  return dtype == at::kHalf ? device::Element::fp16 : device::Element::fp32;
+  require(dtype == at::kHalf, "elements of dtype ", c10::scalarTypeToTypeMeta(dtype).name(),
+          "; expected float, bfloat16 or half");
+  return device::Element::fp16;
 }
 
 at::Tensor tensor_over(std::shared_ptr<void> owner, void* data, at::IntArrayRef sizes,

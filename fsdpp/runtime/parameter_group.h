@@ -95,7 +95,8 @@ struct ParameterGroup {
 /// when it ends, since the reads between run inside libtorch.
 void announce_use(device::Device& device, const char* what, const std::vector<ParameterGroup*>& groups);
 
-/// How our kernels store what libtorch stores as `dtype`: float, bfloat16 or half.
+/// How our kernels store what libtorch stores as `dtype`. Throws UsageError unless it is float, bfloat16 or
+/// half.
 [[nodiscard]] device::Element element_of(at::ScalarType dtype);
 
 /// A tensor of `sizes` over `data`, which `owner` keeps alive as long as the tensor's storage lives.

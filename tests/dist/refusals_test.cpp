@@ -52,9 +52,9 @@ std::map<Pair, Refusal> refusals() {
   };
   const Strategy all = Strategy::optim_grads_params;
   return {
-      {{"wire_dtype = bf16", "no_shard"},
+      {{"wire_dtype = bf16", "no_shard with accumulation_dtype = fp32"},
        {wire(Strategy::no_shard, at::kBFloat16), {}, {"wire_dtype BFloat16", "no_shard"}}},
-      {{"wire_dtype = bf16", "optim"},
+      {{"wire_dtype = bf16", "optim with accumulation_dtype = fp32"},
        {wire(Strategy::optim, at::kBFloat16), {}, {"wire_dtype BFloat16", "strategy optim"}}},
       {{"wire_dtype = fp16", "any strategy"},
        {wire(all, at::kHalf), {}, {"wire_dtype is Half", "Float or BFloat16"}}},
@@ -70,7 +70,7 @@ std::map<Pair, Refusal> refusals() {
         {"offload", "main_weights"}}},
       {{"accumulation_dtype = fp16", "any strategy"},
        {{.strategy = all, .accumulation_dtype = at::kHalf}, {}, {"accumulation_dtype is Half"}}},
-      {{"accumulation_dtype = bf16", "a hybrid mesh"},
+      {{"accumulation_dtype = bf16", "a mesh with replicas"},
        {{.strategy = all, .accumulation_dtype = at::kBFloat16},
         hybrid,
         {"accumulation_dtype BFloat16", "\"replicate\""}}},
@@ -108,6 +108,21 @@ TEST(Refusals, Case22EachRowOfTheTableIsRefusedByName) {
         }
       });
       for (const std::string& name : refusal.named) expect_in(error, name);
+    });
+  }
+}
+
+// What the table leaves.
+TEST(Refusals, Case22ABf16WireGoesWithBf16Sums) {
+  for (const Strategy strategy : {Strategy::no_shard, Strategy::optim}) {
+    run_watched_ranks(2, [&](comm::PeerGroup& group) {
+      const auto net = std::make_shared<SmallNet>(1, 8, Layers::fused);
+      comm::MeshGroup mesh(group, layout::Mesh({{"replicate", 1}, {"shard", 2}}));
+      const auto model = watched_shard(
+          mesh, net, net->units(),
+          {.strategy = strategy, .accumulation_dtype = at::kBFloat16, .wire_dtype = at::kBFloat16});
+      small_loss(net->run(small_batch(8, group.rank()))).backward();
+      EXPECT_EQ(model->shards().front().grad().scalar_type(), at::kBFloat16);
     });
   }
 }

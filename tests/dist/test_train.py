@@ -120,6 +120,7 @@ def test_any_number_of_ranks_gives_the_same_losses(trained, ranks):
         {"sharding__strategy": "optim", "train__microbatches": 2},
         {"sharding__mesh": "2x2"},
         {"sharding__mesh": "2x2", "sharding__optimizer_over_replicas": True, "train__microbatches": 2},
+        {"sharding__mesh": "1x2"},
         {"sharding__mesh": "2x4", "sharding__reshard_after_forward": "2"},
         {"sharding__mesh": "4x2", "sharding__optimizer_over_replicas": True},
         {"model__recompute": "reentrant"},
@@ -139,6 +140,12 @@ def test_variants_learn_the_same(trained, extra):
     reference = trained(1, **({"model__tied": False} if "model__tied" in extra else {}))
     assert run.losses()[:5] == pytest.approx(reference.losses()[:5], rel=1e-6)
     assert run.figures["val_loss"] == pytest.approx(reference.figures["val_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("mesh", ["flat", "1x2"])
+def test_sums_in_bf16_where_there_are_no_replicas(trained, mesh):
+    run = trained(2, sharding__accumulation_dtype="bf16", sharding__main_weights="model_dtype", sharding__mesh=mesh)
+    assert run.losses() == pytest.approx(trained(1).losses(), rel=0.05)
 
 
 def test_short_names_of_one_section_alone(trained, text, tmp_path):
