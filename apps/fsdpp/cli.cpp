@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "apps/fsdpp/config_table.h"
 #include "fsdpp/base/error.h"
@@ -91,6 +92,21 @@ DeviceChoice parse_device(const std::string& name) {
   return DeviceChoice::cuda;
 }
 
+/// The words behind the program's name, last first, as CLI11 wants them. It would take the word behind
+/// "--name=" for the value, which is empty.
+std::vector<std::string> words_of(int argc, const char* const* argv) {
+  std::vector<std::string> words;
+  for (int i = 1; i < argc; ++i) {
+    std::string word = argv[i];
+    const bool empty = word.starts_with("--") && word.find('=') == word.size() - 1;
+    if (empty) word.pop_back();
+    words.push_back(std::move(word));
+    if (empty) words.emplace_back();
+  }
+  std::reverse(words.begin(), words.end());
+  return words;
+}
+
 Arguments collect(const CLI::App& train, const Given& given) {
   Arguments out;
   out.config_path = given.config_path;
@@ -121,7 +137,7 @@ Arguments parse_arguments(int argc, const char* const* argv) {
   for (CLI::Option* option : train->get_options())
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   try {
-    app.parse(argc, argv);
+    app.parse(words_of(argc, argv));
   } catch (const CLI::CallForVersion&) {
     return {.answer = app.version() + "\n"};
   } catch (const CLI::CallForHelp&) {
@@ -139,6 +155,7 @@ Arguments parse_arguments(int argc, const char* const* argv) {
     refuse_rest(app.remaining(), {"help", "version"}, "a command (train)");
     throw UsageError("no command given: expected train; see fsdpp --help");
   }
+  refuse_rest(app.remaining(), names, "nothing behind --");  // which ends a command's options
   refuse_rest(train->remaining(true), names, "an option that begins with --");
   return collect(*train, given);
 }

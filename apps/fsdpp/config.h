@@ -94,14 +94,24 @@ struct Config {
 /// Key and text of one value given on the command line.
 using Override = std::pair<std::string, std::string>;
 
-/// Defaults, then the TOML file at `path` (none when empty), then `overrides` in their order; each value
-/// checked by itself. Throws UsageError with one line that names file and line, key, value, what was expected
-/// and the remedy.
-[[nodiscard]] Config load_config(const std::string& path, const std::vector<Override>& overrides);
+/// The whole of the file at `path`. Throws UsageError with one line that names it and why it cannot be read.
+[[nodiscard]] std::string read_config(const std::string& path);
 
-/// Checks the values against each other, against the number of ranks and against the file system.
-/// Throws UsageError with one line that names keys, values and the remedy.
-void check_config(const Config& config, int ranks);
+/// A path under which this process, what it becomes and what it starts read `content`, as long as any of them
+/// lives: another's file may change meanwhile, and a pipe is read but once. Throws EnvironmentError when
+/// there is no memory or descriptor left.
+[[nodiscard]] std::string kept_config(const std::string& content);
+
+/// Defaults, then the TOML `content` of the file `path`, then `overrides` in their order; each value checked
+/// by itself. Throws UsageError with one line that names file and line, key, value, what was expected and the
+/// remedy.
+[[nodiscard]] Config load_config(const std::string& path, const std::string& content,
+                                 const std::vector<Override>& overrides);
+
+/// Checks the values against each other, against the number of ranks and against the file system, where the
+/// file they come from is at `config_path` (empty: there is none). Throws UsageError with one line that names
+/// keys, values and the remedy.
+void check_config(const Config& config, const std::string& config_path, int ranks);
 
 /// Checks that the text of `train_tokens` and `validation_tokens` is long enough. Throws UsageError as above.
 void check_text(const Config& config, int64_t train_tokens, int64_t validation_tokens);

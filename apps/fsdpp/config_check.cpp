@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <system_error>
+#include <vector>
 
 #include "apps/fsdpp/config.h"
 #include "fsdpp/base/error.h"
@@ -18,16 +19,15 @@ namespace {
 namespace fs = std::filesystem;
 
 void check_model(const ModelConfig& m) {
+  const int64_t even = (m.dim / (2 * m.heads) + 1) * 2 * m.heads;  // the next width with heads of even size
   require(m.dim % m.heads == 0, "model.heads = ", m.heads, " does not divide model.dim = ", m.dim,
-          ": expected a divisor of model.dim; set model.heads or model.dim, for example model.dim = ",
-          (m.dim / m.heads + 1) * m.heads);
+          ": expected a divisor of model.dim; set model.heads or model.dim, for example model.dim = ", even);
   require(m.heads % m.kv_heads == 0, "model.kv_heads = ", m.kv_heads,
           " does not divide model.heads = ", m.heads,
           ": expected a divisor of model.heads; set model.kv_heads, for example to ", m.heads);
   require(m.dim / m.heads % 2 == 0, "model.dim = ", m.dim, " and model.heads = ", m.heads,
           " make heads of odd size ", m.dim / m.heads,
-          ": expected an even size, since rotary positions turn pairs; set model.dim, for example to ",
-          (m.dim / m.heads + 1) * m.heads);
+          ": expected an even size, since rotary positions turn pairs; set model.dim, for example to ", even);
 }
 
 void check_train(const TrainConfig& t, int ranks) {
@@ -91,8 +91,9 @@ void check_paths(const DataConfig& d) {
   std::error_code error;
   const auto status = fs::status(d.text, error);
   const bool there = fs::is_regular_file(status) || fs::is_directory(status);
-  require(there && access(d.text.c_str(), R_OK) == 0, "data.text = \"", d.text,
-          "\": ", error ? error.message() : (there ? std::strerror(errno) : "is no file or folder"),
+  const bool readable = there && access(d.text.c_str(), R_OK) == 0;
+  if (there && !readable) error = std::error_code(errno, std::generic_category());
+  require(readable, "data.text = \"", d.text, "\": ", error ? error.message() : "is no file or folder",
           "; expected a readable text file, .gz or .dz file, or a folder of such: correct data.text");
   require(!d.cache.empty(),
           "data.cache = \"\": expected a folder for token files; leave it out for the default");
@@ -105,11 +106,42 @@ void check_output(const char* key, const std::string& path) {
   fs::path folder = fs::path(path).parent_path();
   if (folder.empty()) folder = ".";
   fs::create_directories(folder, error);
-  if (fs::is_directory(path)) error = std::make_error_code(std::errc::is_a_directory);
-  if (!error && access(folder.c_str(), W_OK | X_OK) != 0)
-    error = std::error_code(errno, std::generic_category());
+  if (!error) {
+    std::error_code unknown;
+    const auto status = fs::status(path, unknown);
+    const std::string written = fs::exists(status) ? path : folder.string();
+    if (status.type() == fs::file_type::none) {
+      error = unknown;
+    } else if (fs::is_directory(status)) {
+      error = std::make_error_code(std::errc::is_a_directory);
+    } else if (access(folder.c_str(), X_OK) != 0 || access(written.c_str(), W_OK) != 0) {
+      error = std::error_code(errno, std::generic_category());
+    }
+  }
   require(!error, key, " = \"", path, "\": ", error.message(),
           "; expected a file in a writable folder: correct ", key);
+}
+
+struct Named {
+  const char* key;
+  const std::string& path;
+};
+
+/// Nobody wants a text or a configuration overwritten, or two outputs in one file.
+void check_apart(const std::vector<Named>& outputs, std::vector<Named> others) {
+  for (const Named& output : outputs) {
+    if (output.path.empty()) continue;
+    for (const Named& other : others) {
+      std::error_code error;
+      const bool same = !other.path.empty() &&
+                        fs::weakly_canonical(output.path, error) == fs::weakly_canonical(other.path, error);
+      const bool device = fs::exists(output.path, error) && !fs::is_regular_file(output.path, error);
+      require(device || !(same || fs::equivalent(output.path, other.path, error)), output.key, " = \"",
+              output.path, "\" is ", other.key,
+              " too, which would be overwritten; expected another file: correct ", output.key);
+    }
+    others.push_back(output);
+  }
 }
 
 }  // namespace
@@ -138,7 +170,7 @@ int replicas_of(const ShardingConfig& sharding, int ranks) {
   return replicas;
 }
 
-void check_config(const Config& config, int ranks) {
+void check_config(const Config& config, const std::string& config_path, int ranks) {
   check_model(config.model);
   check_train(config.train, ranks);
   check_sharding(config.sharding, ranks);
@@ -147,6 +179,8 @@ void check_config(const Config& config, int ranks) {
   check_paths(config.data);
   check_output("output.metrics", config.output.metrics);
   check_output("output.results", config.output.results);
+  check_apart({{"output.metrics", config.output.metrics}, {"output.results", config.output.results}},
+              {{"data.text", config.data.text}, {"--config", config_path}});
 }
 
 void check_text(const Config& config, int64_t train_tokens, int64_t validation_tokens) {

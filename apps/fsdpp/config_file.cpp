@@ -1,14 +1,15 @@
 // Reads the TOML file: the only file that sees toml++.
 #define TOML_HEADER_ONLY 1
+#include <sys/mman.h>
 #include <toml++/toml.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <cstdio>
+#include <cstring>
 #include <optional>
-#include <system_error>
 
 #include "apps/fsdpp/config.h"
 #include "apps/fsdpp/config_table.h"
@@ -16,19 +17,6 @@
 
 namespace fsdpp::app {
 namespace {
-
-std::string read_file(const std::string& path) {
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) error = std::make_error_code(std::errc::is_a_directory);
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  if (!error && !file) error = std::error_code(errno, std::generic_category());
-  if (error) {
-    throw UsageError(text("--config \"", path, "\": ", error.message(),
-                          "; expected a readable TOML file: name another one or leave --config out"));
-  }
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 std::string at(const std::string& path, const toml::source_region& source) {
   return text(path, ":", source.begin.line);
@@ -79,10 +67,10 @@ void read_section(Config& config, const std::string& path, const std::string& na
   for (const auto& [key, value] : *table) read_value(config, path, text(name, ".", key.str()), value);
 }
 
-void read_toml(Config& config, const std::string& path) {
+void read_toml(Config& config, const std::string& path, const std::string& content) {
   toml::table document;
   try {
-    document = toml::parse(read_file(path), path);
+    document = toml::parse(content, path);
   } catch (const toml::parse_error& error) {
     throw UsageError(text(at(path, error.source()), ": not TOML: ", error.description(),
                           "; expected lines such as steps = 100 below [train]"));
@@ -92,9 +80,36 @@ void read_toml(Config& config, const std::string& path) {
 
 }  // namespace
 
-Config load_config(const std::string& path, const std::vector<Override>& overrides) {
+std::string read_config(const std::string& path) {
+  std::string content;
+  std::array<char, 4096> part{};
+  std::FILE* const file = std::fopen(path.c_str(), "rb");
+  std::size_t count = 1;
+  while (file != nullptr && count > 0) {
+    count = std::fread(part.data(), 1, part.size(), file);
+    content.append(part.data(), count);
+  }
+  const int error = file == nullptr || std::ferror(file) != 0 ? errno : 0;
+  if (file != nullptr) std::fclose(file);
+  require(error == 0, "--config \"", path, "\": ", std::strerror(error),
+          "; expected a readable TOML file: name another one or leave --config out");
+  return content;
+}
+
+std::string kept_config(const std::string& content) {
+  const int memory = memfd_create("configuration", 0);  // without MFD_CLOEXEC: it is for others
+  const auto size = static_cast<ssize_t>(content.size());
+  if (memory < 0 || write(memory, content.data(), content.size()) != size) {
+    throw EnvironmentError(text("cannot keep the configuration for the ranks: ", std::strerror(errno),
+                                "; raise the limit of open files (ulimit -n) or free memory"));
+  }
+  return text("/proc/self/fd/", memory);
+}
+
+Config load_config(const std::string& path, const std::string& content,
+                   const std::vector<Override>& overrides) {
   Config config;
-  if (!path.empty()) read_toml(config, path);
+  read_toml(config, path, content);
   for (const auto& [key, value] : overrides) {
     const Entry* entry = find_entry(key);
     require(entry != nullptr, "--", key, " is not an option", suggestion(key, keys()));

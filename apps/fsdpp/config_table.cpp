@@ -79,7 +79,7 @@ const std::array kEntries = {
           {},
           "optimizer state and main weights are sharded over replicas too"},
     Entry{SHARDING(reshard_after_forward),
-          {},
+          {.plain = true},
           "true: full weights are gathered again for the backward, from all ranks; false: they stay; n: they "
           "lie sharded over n neighbouring ranks in between"},
     Entry{SHARDING(model_dtype), choice({"auto", "fp32", "bf16"}),
@@ -116,7 +116,10 @@ std::string number_text(double value) {
 
 std::string shown(const Scalar& value) {
   if (const auto* whole = std::get_if<int64_t>(&value)) return std::to_string(*whole);
-  if (const auto* number = std::get_if<double>(&value)) return number_text(*number);
+  if (const auto* number = std::get_if<double>(&value)) {
+    const std::string digits = number_text(*number);
+    return digits.find_first_not_of("-0123456789") == std::string::npos ? digits + ".0" : digits;
+  }
   if (const auto* truth = std::get_if<bool>(&value)) return *truth ? "true" : "false";
   std::string text = "\"";  // on one line, whatever the text holds
   for (const char c : std::get<std::string>(value)) {
@@ -172,7 +175,9 @@ bool store(bool* variable, const Scalar& value, const Check& /*check*/) {
 }
 
 bool store(std::string* variable, const Scalar& value, const Check& check) {
-  const auto* name = std::get_if<std::string>(&value);
+  const bool plain = check.plain && !std::holds_alternative<std::string>(value);
+  const Scalar given = plain ? Scalar{shown(value)} : value;
+  const auto* name = std::get_if<std::string>(&given);
   const auto& choices = check.choices;
   if (name == nullptr) return false;
   if (!choices.empty() && std::find(choices.begin(), choices.end(), *name) == choices.end()) return false;

@@ -23,6 +23,7 @@ struct Check {
   bool above_minimum = false;                  // the minimum itself is not allowed
   bool below_maximum = false;                  // nor the maximum
   std::vector<std::string_view> choices = {};  // for texts; empty: any
+  bool plain = false;                          // a text that a file may also give as a number or a truth
 };
 
 /// One value of the configuration: this row is all that file, command line, help and messages know of it.

@@ -32,7 +32,7 @@ fs::path gpu_program() {
   return fs::read_symlink("/proc/self/exe", error).parent_path() / "fsdpp-cuda";
 }
 
-Place hand_over(DeviceChoice wanted, char** argv) {
+Place hand_over(DeviceChoice wanted, const std::vector<std::string>& command) {
   const bool shown = machine_shows_gpu();
   if (wanted == DeviceChoice::automatic && !shown) return {};
   const fs::path program = gpu_program();
@@ -44,16 +44,20 @@ Place hand_over(DeviceChoice wanted, char** argv) {
             "; build it where there are a CUDA toolkit and a torch with CUDA, or give --device cpu");
     return {.note = text("there is a GPU, but ", missing)};
   }
-  execv(program.c_str(), argv);
+  std::vector<char*> arguments;
+  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  execv(program.c_str(), arguments.data());
   throw EnvironmentError(text("cannot start ", program.string(), ": ", std::strerror(errno),
                               "; build it again, or give --device cpu"));
 }
 
 }  // namespace
 
-Place choose_place(DeviceChoice wanted, const comm::Identity& identity, int ranks, char** argv) {
+Place choose_place(DeviceChoice wanted, const comm::Identity& identity, int ranks,
+                   const std::vector<std::string>& command) {
   if (wanted == DeviceChoice::cpu) return {};
-  if (!built_for_gpus()) return hand_over(wanted, argv);
+  if (!built_for_gpus()) return hand_over(wanted, command);
   const int gpus = gpu_count();
   if (gpus == 0) {
     require(wanted != DeviceChoice::cuda,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "fsdpp/comm/connect.h"
 
@@ -23,9 +24,10 @@ struct Place {
 /// for any GPU, see gpu_of().
 ///
 /// Does not return where GPUs are wanted but this program computes on CPUs alone: then fsdpp-cuda, which lies
-/// beside it, goes on in its place with the same arguments `argv`. Throws UsageError that names what is
+/// beside it, goes on in its place as `command`. Throws UsageError that names what is
 /// missing and the remedy, and EnvironmentError when fsdpp-cuda cannot be started.
-[[nodiscard]] Place choose_place(DeviceChoice wanted, const comm::Identity& identity, int ranks, char** argv);
+[[nodiscard]] Place choose_place(DeviceChoice wanted, const comm::Identity& identity, int ranks,
+                                 const std::vector<std::string>& command);
 
 /// The GPU of the rank that this process is: LOCAL_RANK as torchrun and our launcher give it, else the rank,
 /// since all ranks are on one host. Throws UsageError that names both when there is no such GPU.

@@ -1,13 +1,18 @@
 #include "apps/fsdpp/run.h"
 
 #include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/fsdpp/cli.h"
@@ -45,9 +50,13 @@ data::Corpus prepare_text(const DataConfig& config) {
   }
 }
 
-Config prepare_config(const Arguments& arguments, int ranks) {
-  Config config = load_config(arguments.config_path, arguments.overrides);
-  check_config(config, ranks);
+/// Reads and checks; `command` then names a configuration that others can read too.
+Config prepare_config(const Arguments& arguments, int ranks, std::vector<std::string>& command) {
+  const std::string& path = arguments.config_path;
+  const std::string content = path.empty() ? "" : read_config(path);
+  Config config = load_config(path, content, arguments.overrides);
+  check_config(config, path, ranks);
+  if (!path.empty()) command.insert(command.end(), {"--config", kept_config(content)});
   return config;
 }
 
@@ -77,12 +86,13 @@ int execute(int argc, char** argv, const comm::Identity& identity, bool& on_gpu)
     }
     const int ranks = ranks_of(identity, arguments);
     // Everything that can be wrong with the user's input is found before a rank is started or peers are met.
-    const Config config = prepare_config(arguments, ranks);
-    Place place = choose_place(arguments.device, identity, ranks, argv);
+    std::vector<std::string> command(argv, argv + argc);
+    const Config config = prepare_config(arguments, ranks, command);
+    Place place = choose_place(arguments.device, identity, ranks, command);
     catch_interrupts();
     const data::Corpus corpus = prepare_checked_text(config);
     checked = true;
-    if (ranks > identity.ranks) return launch(ranks, std::vector<std::string>(argv, argv + argc));
+    if (ranks > identity.ranks) return launch(ranks, std::move(command));
     on_gpu = place.gpu >= 0;
     if (on_gpu) place.gpu = gpu_of(identity);
     train(config, corpus, identity, place);
@@ -99,6 +109,13 @@ int execute(int argc, char** argv, const comm::Identity& identity, bool& on_gpu)
   }
 }
 
+/// Where a stream is closed, the next file that is opened would be it, and get what is printed.
+void open_missing_streams() noexcept {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(stream, F_GETFD) < 0 && errno == EBADF) static_cast<void>(open("/dev/null", O_RDWR));
+  }
+}
+
 /// execute(), with every exception as an exit code.
 int guarded(int argc, char** argv, bool& on_gpu) noexcept {
   try {
@@ -107,7 +124,10 @@ int guarded(int argc, char** argv, bool& on_gpu) noexcept {
     say(error.what());
     return kBadUsage;
   } catch (const c10::Error& error) {
-    say(error.what_without_backtrace());
+    const std::string what = error.what_without_backtrace();
+    const bool memory = dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+                        what.find("can't allocate memory") != std::string::npos;
+    say(what + (memory ? "; use more ranks, a smaller model or batch, or a larger machine" : ""));
   } catch (const std::exception& error) {
     say(error.what());
   } catch (...) {
@@ -119,8 +139,13 @@ int guarded(int argc, char** argv, bool& on_gpu) noexcept {
 }  // namespace
 
 int run(int argc, char** argv) noexcept {
+  open_missing_streams();
   bool on_gpu = false;
-  const int code = guarded(argc, argv, on_gpu);
+  int code = guarded(argc, argv, on_gpu);
+  if (code == 0 && std::fflush(stdout) != 0) {
+    say(text("cannot write to standard output: ", std::strerror(errno), "; give it room"));
+    code = kFailed;
+  }
   if (code != 0 && on_gpu) {  // see train(): nothing more may wait for the GPU, nor what ends CUDA at exit
     std::fflush(nullptr);
     std::_Exit(code);

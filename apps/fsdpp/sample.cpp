@@ -27,7 +27,7 @@ constexpr int64_t kBytes = 256;  // token ids that are bytes: a sample holds no 
 int64_t next_byte(const at::Tensor& logits, double temperature, at::Generator& generator) {
   const at::Tensor last = logits.select(0, 0).select(0, -1).slice(0, 0, kBytes).to(at::kCPU, at::kDouble);
   if (temperature == 0) return at::argmax(last).item<int64_t>();
-  const at::Tensor probabilities = at::softmax(last / temperature, 0);
+  const at::Tensor probabilities = at::softmax((last - last.max()) / temperature, 0);
   return at::multinomial(probabilities, 1, /*replacement=*/false, generator).item<int64_t>();
 }
 

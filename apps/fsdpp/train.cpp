@@ -4,6 +4,7 @@
 
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <memory>
 
 #include "apps/fsdpp/output.h"
@@ -105,6 +106,7 @@ class Run {
                   .seconds_left = step_seconds_ / static_cast<double>(done) *
                                   static_cast<double>(config_.train.steps - done)},
                  seconds_since(begin_));
+    require_finite("loss", loss, done);
     loss_count_ = 0;
     logged_seconds_ = step_seconds_;
     logged_steps_ = done;
@@ -115,6 +117,18 @@ class Run {
     output_.text(text("step ", done, "  validation loss ", validation_loss_, " nats per byte"));
     output_.event("validation",
                   {{"step", done}, {"loss", validation_loss_}, {"seconds", seconds_since(begin_)}});
+    require_finite("validation loss", validation_loss_, done);
+  }
+
+  /// Weights that are no numbers never become some again. Every rank finds the same.
+  void require_finite(const char* what, double value, int64_t step) {
+    if (std::isfinite(value)) return;
+    output_.end_progress();
+    const TrainConfig& t = config_.train;
+    throw EnvironmentError(text("the ", what, " is ", value, " by step ", step,
+                                ": training has diverged; lower train.learning_rate (", t.learning_rate,
+                                "), train.weight_decay (", t.weight_decay, ") or train.clip_norm (",
+                                t.clip_norm, "), or raise train.warmup_steps (", t.warmup_steps, ")"));
   }
 
   /// Collective: every rank's memory, in rank order.

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/max.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -131,6 +132,13 @@ double Trainer::validate() {
 }
 
 at::Tensor Trainer::loss(const data::Batch& batch) {
+  const int64_t most = batch.inputs.max().item<int64_t>();
+  if (most >= model_->config().vocabulary) {
+    throw EnvironmentError(text("token ", most, " is none of the ", model_->config().vocabulary,
+                                " there are: the tokens kept of data.text = \"", config_.data.text,
+                                "\" are damaged; remove data.cache = \"", config_.data.cache,
+                                "\", which is then made again"));
+  }
   return call(*model_, moved(batch.inputs, place_), moved(batch.targets, place_));
 }
 

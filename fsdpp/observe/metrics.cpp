@@ -73,6 +73,23 @@ void make_folder_of(const std::string& path) {
                               "; name another path, or make room or permission for this one"));
 }
 
+// What `path` names when it is a link, also to a file that there is not yet.
+std::string behind_links(const std::string& path) {
+  std::filesystem::path target = path;
+  std::error_code error;
+  constexpr int kMostLinks = 40;
+  for (int i = 0; i < kMostLinks && std::filesystem::is_symlink(target, error); ++i)
+    target = target.parent_path() / std::filesystem::read_symlink(target, error);
+  return target.string();
+}
+
+// Else a device or a pipe, which is written into and never replaced.
+bool is_file_or_nothing(const std::string& path) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  return !std::filesystem::exists(status) || std::filesystem::is_regular_file(status);
+}
+
 }  // namespace
 
 std::string valid_utf8(std::string_view bytes) {
@@ -112,13 +129,19 @@ void MetricsWriter::write(const Fields& fields) {
 
 void write_results(const std::string& path, const Fields& fields) {
   make_folder_of(path);
-  const std::string fresh = path + ".new";
+  const std::string target = behind_links(path);
+  const bool replaced = is_file_or_nothing(target);
+  const std::string fresh = replaced ? target + ".new" : target;
+  const auto give_up = [&](int error) {
+    if (replaced) std::remove(fresh.c_str());
+    cannot_write(path, error);
+  };
   errno = 0;
   std::ofstream file(fresh, std::ios::trunc | std::ios::binary);
   file << object(fields).dump(2) << '\n' << std::flush;
   file.close();
-  if (!file) cannot_write(path, errno);
-  if (std::rename(fresh.c_str(), path.c_str()) != 0) cannot_write(path, errno);
+  if (!file) give_up(errno);
+  if (replaced && std::rename(fresh.c_str(), target.c_str()) != 0) give_up(errno);
 }
 
 }  // namespace fsdpp::observe
