@@ -51,7 +51,7 @@ class FusedEmbedding : public torch::autograd::Function<FusedEmbedding> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     if (!gradients[0].defined() || !context->needs_input_grad(0)) return {at::Tensor(), at::Tensor()};
     const at::Tensor indices = context->get_saved_variables()[0].reshape({-1});
-    const at::Tensor rows = gradients[0].reshape({-1, gradients[0].size(-1)});
+    const at::Tensor rows = gradients[0].reshape({indices.numel(), gradients[0].size(-1)});
     if (runtime::SinkOwner* owner = kept_owner(*context, "weight")) {
       if (owner->exchanges_rows()) {
         const bool taken = owner->add_rows(indices, rows, *kept<runtime::RowClaim>(*context, "claim"));

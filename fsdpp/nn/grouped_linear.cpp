@@ -158,7 +158,8 @@ class FusedGroupedLinear : public torch::autograd::Function<FusedGroupedLinear> 
     if (weights.size() == 1 && weights.front().dim() == 3) {
       result[2] = gradient_of_one(*context, factors, weights.front());
     } else {
-      gradients_of_list(*context, factors, weights, result);
+      std::size_t first = 0;
+      while (first < weights.size()) first = gradients_of_list(*context, factors, weights, first, result);
     }
     return result;
   }
@@ -180,18 +181,23 @@ class FusedGroupedLinear : public torch::autograd::Function<FusedGroupedLinear> 
     return own.to(weight.scalar_type());
   }
 
-  // All experts' in one launch: those of weights without a sink into memory of their own.
-  static void gradients_of_list(AutogradContext& context, const Factors& factors,
-                                const std::vector<at::Tensor>& weights, variable_list& result) {
+  // Those of experts from `first` on in one launch, up to the first whose weight is among them already: its
+  // sink is there when the weight's use before has been reported. Those of weights without a sink go into
+  // memory of their own. Returns the first that is left.
+  static std::size_t gradients_of_list(AutogradContext& context, const Factors& factors,
+                                       const std::vector<at::Tensor>& weights, std::size_t first,
+                                       variable_list& result) {
     std::vector<GradSink> sinks;
-    std::vector<runtime::SinkOwner*> opened(weights.size());
-    for (std::size_t e = 0; e < weights.size(); ++e) {
+    std::vector<runtime::SinkOwner*> opened;
+    std::size_t e = first;
+    for (; e < weights.size(); ++e) {
       runtime::SinkOwner* owner = kept_owner(context, key_of(static_cast<int64_t>(e)));
+      if (owner != nullptr && std::find(opened.begin(), opened.end(), owner) != opened.end()) break;
       const bool wanted = context.needs_input_grad(2 + e);
       std::optional<GradSink> sink;
       if (owner != nullptr && wanted) sink = owner->open();
       if (sink) {
-        opened[e] = owner;
+        opened.push_back(owner);
         sinks.push_back(*sink);
         continue;
       }
@@ -199,20 +205,21 @@ class FusedGroupedLinear : public torch::autograd::Function<FusedGroupedLinear> 
       sinks.push_back({own, GradSink::Mode::overwrite});
       if (wanted) result[2 + e] = own;
     }
-    write_by_dtype(factors, sinks);
-    for (std::size_t e = 0; e < weights.size(); ++e) {
-      if (opened[e] != nullptr) opened[e]->report();
-      if (result[2 + e].defined()) result[2 + e] = result[2 + e].to(weights[e].scalar_type());
+    write_by_dtype(factors, first, sinks);
+    for (runtime::SinkOwner* owner : opened) owner->report();
+    for (std::size_t i = first; i < e; ++i) {
+      if (result[2 + i].defined()) result[2 + i] = result[2 + i].to(weights[i].scalar_type());
     }
+    return e;
   }
 
-  // Runs of sinks with one dtype.
-  static void write_by_dtype(const Factors& factors, const std::vector<GradSink>& sinks) {
+  // Runs of sinks with one dtype, which are those of experts `from`, from + 1, ...
+  static void write_by_dtype(const Factors& factors, std::size_t from, const std::vector<GradSink>& sinks) {
     std::size_t first = 0;
     while (first < sinks.size()) {
       std::size_t last = first + 1;
       while (last < sinks.size() && sinks[last].view.scalar_type() == sinks[first].view.scalar_type()) ++last;
-      write_groups(factors, static_cast<int64_t>(first),
+      write_groups(factors, static_cast<int64_t>(from + first),
                    {sinks.begin() + static_cast<std::ptrdiff_t>(first),
                     sinks.begin() + static_cast<std::ptrdiff_t>(last)});
       first = last;

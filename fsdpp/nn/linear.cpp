@@ -27,6 +27,12 @@ std::optional<at::ScalarType> autocast_dtype(const at::Tensor& input) {
   return at::autocast::get_autocast_dtype(place);
 }
 
+// [..., width] as [rows, width], also where there is no element to tell how many.
+at::Tensor rows_of(const at::Tensor& tensor) {
+  const at::IntArrayRef outer = tensor.sizes().slice(0, static_cast<std::size_t>(tensor.dim() - 1));
+  return tensor.reshape({c10::multiply_integers(outer), tensor.size(-1)});
+}
+
 void write_row_sum(const GradSink& sink, const at::Tensor& grad) {
   at::Tensor view = sink.view;
   if (sink.mode == GradSink::Mode::overwrite) {
@@ -66,7 +72,7 @@ class FusedLinear : public torch::autograd::Function<FusedLinear> {
       result[0] = at::matmul(grad, weight.to(grad.scalar_type()))
                       .to(static_cast<at::ScalarType>(context->saved_data["input_dtype"].toInt()));
     }
-    const at::Tensor rows = grad.reshape({-1, grad.size(-1)});
+    const at::Tensor rows = rows_of(grad);
     if (context->needs_input_grad(1)) result[1] = weight_gradient(owner, rows, input, weight);
     if (context->saved_data["biased"].toBool() && context->needs_input_grad(2)) {
       result[2] = bias_gradient(kept_owner(*context, "bias"), rows, weight.scalar_type());
@@ -77,7 +83,7 @@ class FusedLinear : public torch::autograd::Function<FusedLinear> {
  private:
   static at::Tensor weight_gradient(runtime::SinkOwner* owner, const at::Tensor& rows,
                                     const at::Tensor& input, const at::Tensor& weight) {
-    const at::Tensor flat = input.reshape({-1, input.size(-1)});
+    const at::Tensor flat = rows_of(input);
     const auto write = [rows, flat](const GradSink& sink, int64_t first, int64_t last) {
       write_weight_gradient(sink, rows.narrow(1, first, last - first), flat);
     };

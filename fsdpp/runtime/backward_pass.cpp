@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "fsdpp/base/error.h"
@@ -106,6 +107,7 @@ void BackwardPass::begin_if_needed() {
   order_.begin();
   last_ = next_is_last_;
   delayed_.begin();
+  for (ParameterGroup* group : by_rows()) group->rows->begin();
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
     if (const auto self = weak.lock(); self && !self->closed_) self->finish();
   });
@@ -320,12 +322,30 @@ void BackwardPass::abandon() {
   if (!active_) return;
   reducer_->forget();
   delayed_.forget_last();
-  for (const auto& unit : units_) {
-    for (ParameterGroup* group : unit) {
-      if (group->rows != nullptr) group->rows->forget();
+  for (ParameterGroup* group : by_rows()) {
+    if (delay_) {
+      group->rows->forget_last();  // what was delayed before stays
+    } else {
+      group->rows->forget();
     }
   }
   static_cast<void>(end());  // its gradients are nobody's
+}
+
+void BackwardPass::drop_waiting() {
+  abandon();
+  if (!by_hand_ || !turns_.open()) return;
+  reducer_->forget();
+  for (ParameterGroup* group : by_rows()) group->rows->forget();
+}
+
+std::vector<ParameterGroup*> BackwardPass::by_rows() const {
+  std::vector<ParameterGroup*> groups;
+  for (const auto& unit : units_) {
+    std::copy_if(unit.begin(), unit.end(), std::back_inserter(groups),
+                 [](const ParameterGroup* group) { return group->rows != nullptr; });
+  }
+  return groups;
 }
 
 void BackwardPass::finish() {

@@ -71,6 +71,8 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   /// Ends a backward that raised half-way: what was not reduced yet is forgotten, and reduced as empty, so
   /// that the ranks stay in step. Does nothing when none is active.
   void abandon();
+  /// abandon(), and what waits to be reduced by hand is forgotten.
+  void drop_waiting();
   /// Called at the end of each backward that ran to its end, and at the end of each round of reduces.
   void on_finished(std::function<void()> callback) { on_finished_ = std::move(callback); }
   void on_reduced(std::function<void()> callback) { on_reduced_ = std::move(callback); }
@@ -114,6 +116,8 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   [[nodiscard]] bool may_fuse(const Parameter& parameter);
   void require_none_under_way(const char* what) const;
   void require_not_reduced(const Parameter& parameter) const;
+  [[nodiscard]] std::vector<ParameterGroup*> by_rows()
+      const;  // groups that are exchanged so, if only in part
 
   std::vector<std::vector<ParameterGroup*>> units_;
   Reducer* reducer_;

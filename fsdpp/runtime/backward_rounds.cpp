@@ -77,7 +77,8 @@ void BackwardPass::reduce(int unit) {
   require_none_under_way("reduce()");
   require(by_hand_,
           "reduce() of a unit, but reduces are run by the backward; call reduce_by_hand(true) first");
-  require(!delayed_.any(unit), "reduce() of unit ", units_[static_cast<std::size_t>(unit)].front()->name,
+  const auto& groups = units_[static_cast<std::size_t>(unit)];  // none in a unit without parameters
+  require(!delayed_.any(unit), "reduce() of unit ", groups.empty() ? "" : groups.front()->name,
           ", whose weight gradients are delayed; call backward_dw() first");
   take_found(unit);
   if (!turns_.open()) turns_.begin(next_is_last_);

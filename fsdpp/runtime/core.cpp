@@ -14,9 +14,9 @@ namespace fsdpp::runtime {
 void Core::begin_forward() {
   if (torch::autograd::get_current_graph_task_id() == -1 && backward->active()) backward->abandon();
   residency->drop_all(Hold::prefetch);
+  refresh();  // or refuses, before anything is changed
   autocast_cache_ = at::autocast::is_autocast_cache_enabled();
   at::autocast::set_autocast_cache_enabled(false);  // it would hand out a copy of last step's weight
-  refresh();
 }
 
 std::shared_ptr<Pass> Core::enter(int index) {
@@ -117,7 +117,8 @@ void Core::check_parameters(const UnitState& unit) const {
 // After a backward that raised, reduces may still read and write what is cleared here, this rank's and
 // peers'.
 void Core::zero_grad(bool set_to_none) {
-  if (torch::autograd::get_current_graph_task_id() == -1) backward->abandon();
+  if (torch::autograd::get_current_graph_task_id() == -1) backward->drop_waiting();
+  if (host_gradients) host_gradients->cleared();
   const at::NoGradGuard no_grad;
   for (const auto& parameter : parameters) {
     at::Tensor& gradient = parameter->shard.mutable_grad();

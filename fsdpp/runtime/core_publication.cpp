@@ -109,12 +109,14 @@ void Core::publish(const std::function<void()>& update) {
   residency->complete_parts();  // of a forward that raised: all ranks keep as often
   Seen seen = last_backward();
   const std::vector<uint64_t> votes = everyone().exchange_votes(publisher->epoch() + 1, seen.hash);
-  publisher->publish(update);
+  const bool complete = backward->last() && !backward->turns().open();
+  publisher->publish(update, complete);
   window_open_ = false;
   backward_seen_ = false;
-  residency->renew();
-  // Every peer has come here, so all pulls of the last backward are over.
+  // Every peer has come here, so all pulls of the last backward are over. Before what renew() gathers: the
+  // compute lane waits for that, hence for this.
   if (!backward->active()) slots->retire_all();
+  residency->renew();
   const bool agreed = told_.hash != 0 && std::all_of(votes.begin(), votes.end(),
                                                      [&](uint64_t vote) { return vote == told_.hash; });
   if (agreed) adopt(told_);

@@ -101,13 +101,24 @@ void check_parameter(const Found& found, at::Device place) {
           " belongs to a sharded model (or to OwnGradients) already; shard each module once");
 }
 
+const void* memory_of(const Found& item) {
+  try {
+    return item.tensor.storage().data();
+  } catch (const c10::Error&) {  // a guard's
+    throw UsageError(text("fully_shard: parameter ", item.name,
+                          " has no memory: the sharded model that it was part of is gone, and with it the "
+                          "weights; shard a new module"));
+  }
+}
+
 void check_overlaps(const std::vector<Found>& found) {
   std::map<const void*, const Found*> by_storage;
   for (const Found& item : found) {
     if (item.tensor.numel() == 0) continue;
-    const auto [entry, fresh] = by_storage.try_emplace(item.tensor.storage().data(), &item);
+    const auto [entry, fresh] = by_storage.try_emplace(memory_of(item), &item);
     require(fresh, "fully_shard: parameters ", entry->second->name, " and ", item.name,
-            " are views of the same memory; make them one parameter, or clone one of them");
+            " are views of the same memory; make them one parameter, or clone one of them (were they part of "
+            "a sharded model that is gone, shard a new module)");
   }
 }
 

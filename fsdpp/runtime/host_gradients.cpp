@@ -1,5 +1,6 @@
 #include "fsdpp/runtime/host_gradients.h"
 
+#include <ATen/ops/count_nonzero.h>
 #include <ATen/ops/empty.h>
 
 #include <utility>
@@ -27,17 +28,26 @@ at::Tensor HostGradients::place_of(const Parameter& parameter) const {
 }
 
 void HostGradients::begin() {
+  const at::NoGradGuard no_grad;
   for (auto& [group, host] : groups_) {
     host.copied = false;
-    for (const auto& parameter : group->parameters) {
-      at::Tensor& gradient = parameter->shard.mutable_grad();
-      const auto found = on_the_lanes_.find(parameter.get());
-      const bool on_the_lanes =
-          gradient.defined() && found != on_the_lanes_.end() && found->second == gradient.const_data_ptr();
-      if (!gradient.defined() || on_the_lanes) continue;
-      kept_[parameter.get()] = gradient.clone();  // its place is about to be written
-      gradient.reset();
-    }
+    for (const auto& parameter : group->parameters) make_room(*parameter);
+  }
+}
+
+// What any zero_grad cleared since the last round is seen by what is there now: nothing, or zeros where
+// something else was.
+void HostGradients::make_room(const Parameter& parameter) {
+  at::Tensor& gradient = parameter.shard.mutable_grad();
+  const auto found = on_the_lanes_.find(&parameter);
+  if (!gradient.defined()) {
+    kept_.erase(&parameter);
+  } else if (found == on_the_lanes_.end() || found->second.data != gradient.const_data_ptr()) {
+    kept_[&parameter] = gradient.clone();  // its place is about to be written
+    gradient.reset();
+  } else if (kept_.count(&parameter) > 0 && gradient._version() != found->second.version &&
+             gradient.count_nonzero().item<int64_t>() == 0) {
+    kept_.erase(&parameter);
   }
 }
 
@@ -97,8 +107,14 @@ void HostGradients::finish() {
 void HostGradients::stay() {
   for (const auto& [group, host] : groups_) {
     for (const auto& parameter : group->parameters) {
-      if (parameter->shard.grad().defined())
-        on_the_lanes_[parameter.get()] = parameter->shard.grad().const_data_ptr();
+      at::Tensor& gradient = parameter->shard.mutable_grad();
+      const auto kept = kept_.find(parameter.get());
+      if (gradient.defined()) {
+        on_the_lanes_[parameter.get()] = {gradient.const_data_ptr(), gradient._version()};
+      } else if (kept != kept_.end()) {
+        on_the_lanes_.erase(parameter.get());
+        gradient = kept->second;
+      }
     }
   }
 }

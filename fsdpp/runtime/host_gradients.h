@@ -20,13 +20,15 @@ class HostGradients {
                 std::shared_ptr<device::Ledger> ledger);
 
   /// A round of reduces begins: gradients in host memory make room for those of the lanes; what is not
-  /// cleared by now is added in the end.
+  /// cleared by then is added in the end.
   void begin();
+  /// The shards' gradients were cleared, those too that made room.
+  void cleared() { kept_.clear(); }
   /// The window's last reduce of `group` has been launched.
   void follow(ParameterGroup& group);
   /// The window's gradients are complete: they are in host memory, and the shards' `.grad`, when it returns.
   void finish();
-  /// The round is over, but not its window.
+  /// The round is over, but not its window: what made room, and got nothing new, shows again.
   void stay();
 
  private:
@@ -35,15 +37,22 @@ class HostGradients {
     bool copied = false;
   };
 
+  // A gradient on the lanes as the last round left it.
+  struct OnTheLanes {
+    const void* data;
+    int64_t version;
+  };
+
   void copy(ParameterGroup& group);
+  void make_room(const Parameter& parameter);
   [[nodiscard]] at::Tensor place_of(const Parameter& parameter) const;
 
   device::Device& device_;
   bool early_;
   std::map<ParameterGroup*, Host> groups_;
-  std::map<const Parameter*, at::Tensor> kept_;           // host gradients that were not cleared
-  std::map<const Parameter*, const void*> on_the_lanes_;  // where partial sums of the window lie
-  ParameterGroup* last_ = nullptr;                        // launched, and perhaps not complete
+  std::map<const Parameter*, at::Tensor> kept_;          // host gradients that were not cleared
+  std::map<const Parameter*, OnTheLanes> on_the_lanes_;  // partial sums of the window
+  ParameterGroup* last_ = nullptr;                       // launched, and perhaps not complete
 };
 
 }  // namespace fsdpp::runtime

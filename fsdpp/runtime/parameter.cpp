@@ -46,9 +46,11 @@ bool Parameter::add_rows(const at::Tensor& indices, const at::Tensor& rows, RowC
 
 void Parameter::require_no_graph() const {
   const bool by_hand = torch::autograd::get_current_graph_task_id() == -1;
-  require(by_hand || !at::GradMode::is_enabled(), "parameter ", name,
-          ": a fused weight gradient has no graph, but this backward was asked for one (create_graph); "
-          "use Options{.fused = false} for higher derivatives");
+  require(
+      by_hand || !at::GradMode::is_enabled(), "parameter ", name,
+      ": a fused weight gradient has no graph, but this backward was asked for one (create_graph); "
+      "use Options{.fused = false} for higher derivatives, and hold_all() from before the forward until the "
+      "last of them has been taken");
 }
 
 }  // namespace fsdpp::runtime

@@ -105,7 +105,10 @@ void PartialGradients::close(Parameter& parameter) {
 
 const Parameter* PartialGradients::any() const {
   for (const auto& [parameter, state] : states_) {
-    if (state.open && parameter->shard.grad().defined()) return parameter;
+    const at::Tensor& gradient = parameter->shard.grad();
+    if (!state.open || !gradient.defined()) continue;
+    const bool cleared = gradient._version() != state.version && is_zero(gradient);
+    if (!cleared) return parameter;
   }
   return nullptr;
 }

@@ -105,12 +105,12 @@ void Publisher::gather_parts() {
   }
 }
 
-void Publisher::publish(const std::function<void()>& update) {
+void Publisher::publish(const std::function<void()>& update, bool complete) {
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
   device::Device& device = peers_.device();
   if (!update) {
-    for (const ParameterGroup* group : groups_) announce_update(*group);
+    for (const ParameterGroup* group : groups_) announce_update(*group, complete);
   }
   device.wait(LaneKind::gather, device.record(LaneKind::compute));
   release_last();
@@ -130,23 +130,18 @@ void Publisher::publish(const std::function<void()>& update) {
   }
   if (replicas_ != nullptr) gather_parts();
   published_ = device.record(LaneKind::gather);
-  // Without a gather to wait for, the compute lane reads here what the transform wrote; and no lane is left
-  // behind at the end of a step.
-  if (update || any_whole()) device.wait(LaneKind::compute, published_);
-}
-
-bool Publisher::any_whole() const {
-  return std::any_of(groups_.begin(), groups_.end(),
-                     [](const ParameterGroup* group) { return !shards_optimizer(group->strategy); });
+  // An optimizer may write main weights whether or not a gather, behind which this is, was waited for.
+  device.wait(LaneKind::compute, published_);
 }
 
 // What no operation names: the optimizer, any optimizer, read gradients and wrote main weights on the compute
-// lane.
-void Publisher::announce_update(const ParameterGroup& group) {
+// lane, or (offload) the host. There none reads them before they are complete, which is when they come down.
+void Publisher::announce_update(const ParameterGroup& group, bool complete) {
   device::Access access{{}, {{group.main->data(), group.main->bytes()}}};
   for (const auto& parameter : group.parameters) {
     const at::Tensor& gradient = parameter->shard.grad();
-    if (gradient.defined()) access.reads.push_back({gradient.const_data_ptr(), gradient.nbytes()});
+    const bool read = complete || !offload_;
+    if (gradient.defined() && read) access.reads.push_back({gradient.const_data_ptr(), gradient.nbytes()});
   }
   peers_.device().announce(offload_ ? LaneKind::host : LaneKind::compute, "update " + group.name,
                            std::move(access));

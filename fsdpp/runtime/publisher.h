@@ -33,7 +33,8 @@ class Publisher {
   /// dtype, and raises the epoch; replicas gather each other's parts.
   ///
   /// With `update` the main weights are updated and transformed by it, on the compute lane, instead.
-  void publish(const std::function<void()>& update = nullptr);
+  /// `complete`: an optimizer may have read the gradients that there are.
+  void publish(const std::function<void()>& update, bool complete);
 
   /// Copies the current epoch of `group` to `full` (full_bytes()) on the gather lane.
   void gather(const ParameterGroup& group, std::byte* full);
@@ -47,13 +48,12 @@ class Publisher {
 
  private:
   [[nodiscard]] std::shared_ptr<comm::PeerMemory> allocate(comm::PeerGroup& whole);
-  [[nodiscard]] bool any_whole() const;
   void place(ParameterGroup& group, int64_t offset, bool stays);
   void transform(ParameterGroup& group);
   void send_up(ParameterGroup& group, std::byte* target);
   void release_last();
   void gather_parts();
-  void announce_update(const ParameterGroup& group);
+  void announce_update(const ParameterGroup& group, bool complete);
 
   Peers& peers_;
   Peers* replicas_;

@@ -169,7 +169,7 @@ void RowExchange::reduce(float* gradient, float scale, bool add_to_gradient) {
   peers_.signal(LaneKind::reduce, "rows pulled " + group_.name, Channel::rows_pulled(group_.id), sequence);
   pulled_ = device.record(LaneKind::reduce);
   kept_ids_ = std::move(all);
-  taken_ = 0;
+  forget();
 }
 
 // All ranks exchange `capacity_` ids; those behind the taken ones name a row behind the last, which nobody
@@ -211,7 +211,5 @@ void RowExchange::sum_owned(const device::RowSums& owned, const at::Tensor& all,
                       scale, /*add_to_out=*/true);
   });
 }
-
-void RowExchange::forget() noexcept { taken_ = 0; }
 
 }  // namespace fsdpp::runtime

@@ -43,8 +43,11 @@ class RowExchange {
   /// same order of reduces.
   void reduce(float* gradient, float scale, bool add_to_gradient);
 
+  /// A backward begins: forget_last() drops what is taken from here on.
+  void begin() noexcept { before_ = taken_; }
+  void forget_last() noexcept { taken_ = before_; }
   /// Gradients that were taken and not exchanged are dropped.
-  void forget() noexcept;
+  void forget() noexcept { taken_ = before_ = 0; }
 
  private:
   [[nodiscard]] int64_t rows_to_come(const std::shared_ptr<RowClaim>& claim);
@@ -69,6 +72,7 @@ class RowExchange {
   int64_t capacity_ = 0;                      // rows per rank and backward, equal on all ranks
   int64_t bytes_ = 0;
   int64_t taken_ = 0;                            // rows whose gradients have come since the last exchange
+  int64_t before_ = 0;                           // of them, those that had when the last backward began
   std::vector<std::weak_ptr<RowClaim>> claims_;  // of lookups whose gradients may come
   uint32_t sequence_ = 0;                        // of the last exchange
   device::Event pulled_;                         // on the reduce lane: our own pull of it

@@ -100,9 +100,10 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// The gradients that shards() have, of those elements that this rank counts in sums over counted().
   [[nodiscard]] std::vector<at::Tensor> counted_gradients() const;
 
-  /// Clears the gradients of all shards, as torch::optim::Optimizer::zero_grad does. After a backward that
-  /// raised it gives that up first, for which it waits for the peers to do so (here or in their next
-  /// forward).
+  /// Clears the gradients of all shards, as torch::optim::Optimizer::zero_grad does, and drops what waits in
+  /// slots to be reduced by hand. What backward_dw() has still to compute stays: it is no gradient yet. After
+  /// a backward that raised it gives that up first, for which it waits for the peers to do so (here or in
+  /// their next forward).
   void zero_grad(bool set_to_none = true);
 
   /// Says that main weights were written (an optimizer step, a checkpoint): the next forward publishes them.

@@ -36,5 +36,23 @@ TEST(WeightsStay, WhereADeviceIsRefused) {
   });
 }
 
+// It read as if the module were wrong.
+TEST(WeightsStay, NotInAModuleWhoseShardedModelIsGone) {
+  for (const Strategy strategy : runtime::kStrategies) {
+    run_watched_ranks(2, [&](comm::PeerGroup& group) {
+      const auto net = std::make_shared<SmallNet>(2, 8, Layers::fused);
+      auto model = watched_shard(group, net, net->units(), {.strategy = strategy});
+      small_loss(net->run(small_batch(8, group.rank()))).backward();
+      group.barrier();
+      model.reset();
+      group.barrier();
+      const std::string message = thrown_text(
+          [&] { static_cast<void>(fully_shard(group, net, {{.modules = {net->blocks.front()}}})); });
+      expect_in(message, "fully_shard: parameter");
+      expect_in(message, "shard a new module");
+    });
+  }
+}
+
 }  // namespace
 }  // namespace fsdpp::test
