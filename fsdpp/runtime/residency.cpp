@@ -111,9 +111,11 @@ void Residency::keep(const ParameterGroup& group, const std::byte* full) {
 
 void Residency::complete_parts() {
   if (!keeping_) return;
+  bool left_out = false;
   for (int unit = 0; unit < static_cast<int>(entries_.size()); ++unit) {
     for (const ParameterGroup* group : entries_[static_cast<std::size_t>(unit)].groups) {
       if (!keeps(*group)) continue;
+      left_out = true;
       publisher_.await(LaneKind::gather, *group);
       if (group->inner->keep_published(*group, publisher_.epoch())) continue;
       hold(unit, Hold::parts);  // keeps, unless it was here before the training began
@@ -127,6 +129,8 @@ void Residency::complete_parts() {
     }
   }
   keeping_ = false;
+  // Perhaps no gather follows that the compute lane will wait for, and no lane may be left behind.
+  if (left_out) peers_.device().wait(LaneKind::compute, peers_.device().record(LaneKind::gather));
 }
 
 // The gather lane may write the unit's memory from here on.

@@ -186,6 +186,25 @@ TEST(Layers, UnitsHeldOverStepsKeepTheLanesInOrder) {
   }
 }
 
+// Its part was kept for the neighbours on the gather lane, which nothing waited for any more: a step could
+// not have been captured as a graph.
+TEST(Layers, ABlockThatIsLeftOutLeavesNoLaneBehind) {
+  run_watched_ranks(4, [](comm::PeerGroup& group) {
+    const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
+    const auto model =
+        watched_shard(group, net, net->units(), {.combine = Combine::sum, .reshard_after_forward = 2});
+    SmallNet oracle(2, kDim, Layers::oracle);
+    net->skipped = oracle.skipped = {1};
+    for (int step = 0; step < 3; ++step) {
+      small_loss(net->run(small_batch(kDim, group.rank(), step))).backward();
+      oracle_backward(oracle, all_batches(kDim, 4, step));
+      expect_gradients(*model, oracle);
+      model->zero_grad();
+      clear(oracle);
+    }
+  });
+}
+
 TEST(Layers, ARefusedForwardLeavesAutocastAsItWas) {
   run_watched_ranks(kRanks, [](comm::PeerGroup& group) {
     const auto net = std::make_shared<SmallNet>(2, kDim, Layers::fused);
