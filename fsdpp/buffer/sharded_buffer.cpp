@@ -35,9 +35,14 @@ void gather(const Route& route, const ShardedBuffer& source, std::byte* full) {
   require_transition(source, Placement::replicate, Transition::gather);
   const auto bytes = static_cast<std::size_t>(source.shard_bytes());
   if (route.collectives != nullptr) {
+    device::Access access{{}, {{full, static_cast<std::size_t>(source.full_bytes())}}};
+    for (const layout::Segment& segment :
+         source.layout().segments(source.rank())) {  // padding counts as nothing
+      access.reads.push_back({source.local() + segment.shard_offset * source.element_bytes(),
+                              static_cast<std::size_t>(segment.count * source.element_bytes())});
+    }
     route.device.run(
-        route.lane, "gather " + source.name(),
-        {{{source.local(), bytes}}, {{full, static_cast<std::size_t>(source.full_bytes())}}},
+        route.lane, "gather " + source.name(), std::move(access),
         [=, all = route.collectives, shard = source.local()] { all->all_gather(full, shard, bytes); });
     return;
   }

@@ -57,7 +57,6 @@ RandomConfig random_config(Draw& draw) {
   RandomConfig c;
   c.ranks = draw.one_in(8) ? 6 : 1 + draw.below(4);
   if (c.ranks % 2 == 0 && draw.one_in(2)) c.replicas = draw.one_in(3) ? c.ranks : 2;
-  c.c10d = c.replicas > 1 && draw.one_in(3);
   c.dim = draw.of<int64_t>({1, 3, 5, 8});
   c.layers = draw.one_in(3) ? Layers::unfused : Layers::fused;
   c.biased = draw.one_in(2);
@@ -99,7 +98,6 @@ std::string describe(const RandomConfig& c) {
       << ", reshard " << text_of(o.reshard_after_forward) << ", late " << o.late_group_elements << ", keep "
       << o.keep_gathered_bytes << ", prefetch " << o.prefetch_bytes.value_or(-1);
   const std::vector<std::pair<const char*, bool>> flags = {
-      {"c10d", c.c10d},
       {"optimizer over replicas", o.shard_optimizer_over_replicas},
       {"offload", o.offload},
       {"addresses kept", o.keep_gradient_addresses},

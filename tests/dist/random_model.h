@@ -32,7 +32,6 @@ class Draw {
 struct RandomConfig {
   int ranks = 2;
   int replicas = 1;
-  bool c10d = false;  // between them, else peers
   int64_t dim = 5;
   int uses = 1;  // of each block, one after another
   Layers layers = Layers::fused;

@@ -6,9 +6,6 @@
 #include <algorithm>
 #include <array>
 
-#include "fsdpp/comm/c10d_collectives.h"
-#include "tests/support/thread_c10d.h"
-
 namespace fsdpp::test {
 namespace {
 
@@ -35,17 +32,9 @@ RandomTraining::RandomTraining(const RandomConfig& config, unsigned seed, comm::
       group_(group),
       draw_(seed),
       net_(std::make_shared<RandomNet>(config, /*oracle=*/false)),
-      model_(shard()),
+      model_(watched_shard(group, net_, net_->units(), config.options)),
       oracle_(config, /*oracle=*/true) {
   if (config.promised) model_->promise_to_tell();
-}
-
-std::shared_ptr<ShardedModel> RandomTraining::shard() {
-  if (!config_.c10d) return watched_shard(group_, net_, net_->units(), config_.options);
-  mesh_ = std::make_unique<comm::MeshGroup>(group_, comm::hybrid_mesh(config_.ranks, config_.replicas));
-  comm::PeerGroup& replicas = mesh_->along("replicate");
-  comm::use_c10d(replicas, ThreadC10d::over(replicas));
-  return watched_shard(*mesh_, net_, net_->units(), config_.options);
 }
 
 void RandomTraining::run() {

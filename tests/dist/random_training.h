@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "fsdpp/comm/mesh_group.h"
 #include "tests/dist/random_model.h"
 
 namespace fsdpp::test {
@@ -22,7 +21,6 @@ class RandomTraining {
   [[nodiscard]] const std::string& script() const { return script_; }  // what was done so far
 
  private:
-  [[nodiscard]] std::shared_ptr<ShardedModel> shard();
   using Loss = std::function<at::Tensor(RandomNet& net, int rank)>;
   enum class End { step, step_and_keep, clear, keep };
 
@@ -58,7 +56,6 @@ class RandomTraining {
   const RandomConfig& config_;
   comm::PeerGroup& group_;
   Draw draw_;
-  std::unique_ptr<comm::MeshGroup> mesh_;  // through c10d; outlives the model
   std::shared_ptr<RandomNet> net_;
   std::shared_ptr<ShardedModel> model_;
   RandomNet oracle_;

@@ -7,9 +7,11 @@
 
 #include <vector>
 
+#include "fsdpp/comm/c10d_collectives.h"
 #include "fsdpp/nn/grouped_linear.h"
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
+#include "tests/support/thread_c10d.h"
 
 namespace fsdpp::test {
 namespace {
@@ -202,6 +204,20 @@ TEST(Layers, ABlockThatIsLeftOutLeavesNoLaneBehind) {
       model->zero_grad();
       clear(oracle);
     }
+  });
+}
+
+// A rank whose region is all padding was said to send bytes that nobody had written.
+TEST(Layers, WeightsThatLeaveARankNothingGoThroughC10d) {
+  run_watched_ranks(3, [](comm::PeerGroup& group) {
+    comm::use_c10d(group, ThreadC10d::over(group));
+    const auto net = std::make_shared<SmallNet>(2, 8, Layers::fused);
+    const auto model =
+        watched_shard(group, net, net->units(), {.strategy = Strategy::no_shard, .combine = Combine::sum});
+    SmallNet oracle(2, 8, Layers::oracle);
+    small_loss(net->run(small_batch(8, group.rank()))).backward();
+    oracle_backward(oracle, all_batches(8, 3));
+    expect_gradients(*model, oracle);
   });
 }
 
