@@ -1,5 +1,6 @@
 #include "tests/support/hazard_watch.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -141,6 +142,8 @@ void watch_replicas(int replicas) noexcept { replicas_asked_for = replicas; }
 
 void run_watched_ranks(int ranks, const std::function<void(comm::PeerGroup&)>& body,
                        std::chrono::milliseconds timeout) {
+  // Made at its first use, which recompute would leave to the ranks: TSan does not see what libtorch orders.
+  static_cast<void>(at::detail::getDefaultCPUGenerator());
   Watch watch(ranks);
   try {
     comm::run_thread_ranks(
