@@ -116,8 +116,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   [[nodiscard]] bool may_fuse(const Parameter& parameter);
   void require_none_under_way(const char* what) const;
   void require_not_reduced(const Parameter& parameter) const;
-  [[nodiscard]] std::vector<ParameterGroup*> by_rows()
-      const;  // groups that are exchanged so, if only in part
+  [[nodiscard]] std::vector<ParameterGroup*> by_rows() const;  // those with a RowExchange
 
   std::vector<std::vector<ParameterGroup*>> units_;
   Reducer* reducer_;

@@ -127,15 +127,33 @@ TEST(Layers, AUnitWithoutParametersIsReducedByHandAsNothing) {
   });
 }
 
+// Steps of `net`, each beside `oracle`'s: `backward(net, batch)` runs one rank's.
+template <class Backward>
+void train_beside(ShardedModel& model, SmallNet& net, SmallNet& oracle, int rank, int steps,
+                  Backward backward) {
+  for (int step = 0; step < steps; ++step) {
+    backward(net, small_batch(kDim, rank, step));
+    for (const at::Tensor& batch : all_batches(kDim, model.group().ranks(), step)) backward(oracle, batch);
+    expect_gradients(model, oracle);
+    integer_step(model.shards());
+    integer_step(oracle.parameters());
+    model.zero_grad();
+    clear(oracle);
+  }
+}
+
+void plain_backward(SmallNet& net, const at::Tensor& batch) { small_loss(net.run(batch)).backward(); }
+
+void backward_of_a_penalty(SmallNet& net, at::Tensor batch) {
+  batch.requires_grad_();
+  const at::Tensor loss = small_loss(net.run(batch));
+  const at::Tensor gradient =
+      torch::autograd::grad({loss}, {batch}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+  (gradient.sum() + loss).backward();
+}
+
 // As the error of create_graph says: without it, what a second derivative reads has been released.
 TEST(Layers, SecondDerivativesOfUnitsThatAreHeld) {
-  const auto penalty = [](SmallNet& net, at::Tensor x) {
-    x.requires_grad_();
-    const at::Tensor loss = small_loss(net.run(x));
-    const at::Tensor gradient =
-        torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
-    return gradient.sum() + loss;
-  };
   for (const Strategy strategy : runtime::kStrategies) {
     SCOPED_TRACE(runtime::to_string(strategy));
     run_watched_ranks(kRanks, [&](comm::PeerGroup& group) {
@@ -144,15 +162,7 @@ TEST(Layers, SecondDerivativesOfUnitsThatAreHeld) {
                                        {.strategy = strategy, .combine = Combine::sum, .fused = false});
       SmallNet oracle(3, kDim, Layers::oracle);
       model->hold_all();
-      for (int step = 0; step < 2; ++step) {
-        penalty(*net, small_batch(kDim, group.rank(), step)).backward();
-        for (const at::Tensor& batch : all_batches(kDim, kRanks, step)) penalty(oracle, batch).backward();
-        expect_gradients(*model, oracle);
-        integer_step(model->shards());
-        integer_step(oracle.parameters());
-        model->zero_grad();
-        clear(oracle);
-      }
+      train_beside(*model, *net, oracle, group.rank(), 2, backward_of_a_penalty);
       model->release_all();
     });
   }
@@ -173,15 +183,7 @@ TEST(Layers, UnitsHeldOverStepsKeepTheLanesInOrder) {
         } else {
           model->gather(*net->blocks[0]);
         }
-        for (int step = 0; step < 4; ++step) {
-          small_loss(net->run(small_batch(kDim, group.rank(), step))).backward();
-          oracle_backward(oracle, all_batches(kDim, kRanks, step));
-          expect_gradients(*model, oracle);
-          integer_step(model->shards());
-          integer_step(oracle.parameters());
-          model->zero_grad();
-          clear(oracle);
-        }
+        train_beside(*model, *net, oracle, group.rank(), 4, plain_backward);
         model->release_all();
       });
     }
@@ -197,13 +199,7 @@ TEST(Layers, ABlockThatIsLeftOutLeavesNoLaneBehind) {
         watched_shard(group, net, net->units(), {.combine = Combine::sum, .reshard_after_forward = 2});
     SmallNet oracle(2, kDim, Layers::oracle);
     net->skipped = oracle.skipped = {1};
-    for (int step = 0; step < 3; ++step) {
-      small_loss(net->run(small_batch(kDim, group.rank(), step))).backward();
-      oracle_backward(oracle, all_batches(kDim, 4, step));
-      expect_gradients(*model, oracle);
-      model->zero_grad();
-      clear(oracle);
-    }
+    train_beside(*model, *net, oracle, group.rank(), 3, plain_backward);
   });
 }
 
