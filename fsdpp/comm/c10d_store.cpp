@@ -70,7 +70,7 @@ C10dStore::~C10dStore() {
 
 bool C10dStore::others_left() const {
   for (int rank = 0; rank < group_.ranks(); ++rank) {
-    if (left_->value(rank, 0) > 0) continue;
+    if (has_left(rank)) continue;
     const std::optional<Trouble> trouble = group_.trouble_with(rank);
     if (!trouble || !trouble->final) return false;
   }

@@ -28,6 +28,8 @@ class C10dStore {
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   /// One that starts with nothing in it, for a user of this name.
   [[nodiscard]] c10::intrusive_ptr<c10d::Store> part(const std::string& user) const;
+  /// Whether `rank` has begun to take its store apart: it does nothing for the group any more.
+  [[nodiscard]] bool has_left(int rank) const { return left_->value(rank, 0) > 0; }
 
  private:
   [[nodiscard]] bool others_left() const;

@@ -17,7 +17,7 @@ namespace {
 class CudaBoard final : public LaneSignals {
  public:
   CudaBoard(PeerGroup& group, int gpu, std::shared_ptr<PeerMemory> pads, std::vector<std::string> names,
-            int lost_exit_code)
+            int lost_exit_code, std::function<bool(int rank)> has_left)
       : gpu_(gpu), pads_(std::move(pads)), names_(std::move(names)) {
     const std::size_t channels = names_.size();
     require(group.ranks() <= kMaxBoardRanks, "a group of ", group.ranks(), " GPUs; at most ", kMaxBoardRanks,
@@ -33,7 +33,8 @@ class CudaBoard final : public LaneSignals {
     FSDPP_CUDA(cudaDeviceSynchronize());
     load_signal_kernels();
     hardware_waits_ = can_stream_wait(gpu);
-    if (group.ranks() > 1) watchdog_ = std::make_unique<CudaWatchdog>(group, names_, lost_exit_code);
+    if (group.ranks() > 1)
+      watchdog_ = std::make_unique<CudaWatchdog>(group, names_, lost_exit_code, std::move(has_left));
   }
   ~CudaBoard() override {
     static_cast<void>(cudaDeviceSynchronize());  // no wait is left
@@ -83,8 +84,10 @@ std::size_t cuda_board_bytes(int ranks, std::size_t channels) {
 }
 
 std::unique_ptr<LaneSignals> make_cuda_board(PeerGroup& group, int gpu, std::shared_ptr<PeerMemory> pads,
-                                             std::vector<std::string> names, int lost_exit_code) {
-  return std::make_unique<CudaBoard>(group, gpu, std::move(pads), std::move(names), lost_exit_code);
+                                             std::vector<std::string> names, int lost_exit_code,
+                                             std::function<bool(int rank)> has_left) {
+  return std::make_unique<CudaBoard>(group, gpu, std::move(pads), std::move(names), lost_exit_code,
+                                     std::move(has_left));
 }
 
 }  // namespace fsdpp::comm

@@ -1,8 +1,6 @@
-#define USE_C10D_NCCL 1
 #include <cuda_runtime_api.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
 #include <chrono>
@@ -42,10 +40,7 @@ class CudaPeerLanes final : public LaneTransport {
       : group_(group), gpu_(gpu), c10d_(group), lost_exit_code_(lost_exit_code) {
     register_with_c10d();
   }
-  ~CudaPeerLanes() override {
-    c10d::unregister_process_group(c10d_.name());
-    nccl_->shutdown();
-  }
+  ~CudaPeerLanes() override { c10d::unregister_process_group(c10d_.name()); }
 
   std::shared_ptr<PeerMemory> allocate(std::size_t bytes, const std::string& purpose) override {
     const at::Device place(at::kCUDA, static_cast<c10::DeviceIndex>(gpu_));
@@ -81,7 +76,8 @@ class CudaPeerLanes final : public LaneTransport {
 
   std::unique_ptr<LaneSignals> signals(std::vector<std::string> names, const std::string& purpose) override {
     std::shared_ptr<PeerMemory> pads = allocate(cuda_board_bytes(group_.ranks(), names.size()), purpose);
-    return make_cuda_board(group_, gpu_, std::move(pads), std::move(names), lost_exit_code_);
+    return make_cuda_board(group_, gpu_, std::move(pads), std::move(names), lost_exit_code_,
+                           [this](int rank) { return c10d_.has_left(rank); });
   }
 
   std::unique_ptr<LaneTransport> for_part(PeerGroup& part) override {
@@ -103,15 +99,11 @@ class CudaPeerLanes final : public LaneTransport {
     }
   }
 
-  // rendezvous() looks its group up in c10d's registry. No communicator of NCCL is made unless one is used.
+  // rendezvous() looks its group up in c10d's registry, and asks it for ranks and store alone: no backend of
+  // NCCL's, whose threads would ask the store once a second, is made.
   void register_with_c10d() {
-    auto options = c10d::ProcessGroupNCCL::Options::create();
-    options->timeout = group_.timeout();
-    nccl_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(c10d_.part("nccl"), group_.rank(), group_.ranks(),
-                                                        options);
     symmetric::set_group_info(c10d_.name(), group_.rank(), group_.ranks(), c10d_.part("symmetric"));
     whole_ = c10::make_intrusive<c10d::ProcessGroup>(c10d_.part("group"), group_.rank(), group_.ranks());
-    whole_->setBackend(c10::DeviceType::CUDA, c10d::ProcessGroup::BackendType::NCCL, nccl_);
     whole_->setGroupName(c10d_.name());
     c10d::register_process_group(c10d_.name(), whole_);
   }
@@ -119,7 +111,6 @@ class CudaPeerLanes final : public LaneTransport {
   PeerGroup& group_;
   int gpu_;
   C10dStore c10d_;
-  c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl_;
   c10::intrusive_ptr<c10d::ProcessGroup> whole_;  // c10d's registry does not keep it
   int lost_exit_code_;
 };

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include "fsdpp/base/error.h"
 #include "fsdpp/base/interrupt.h"
@@ -18,8 +19,9 @@ constexpr std::chrono::milliseconds kLook(100);
 
 }  // namespace
 
-CudaWatchdog::CudaWatchdog(PeerGroup& group, const std::vector<std::string>& channels, int exit_code)
-    : group_(group), channels_(channels), exit_code_(exit_code) {
+CudaWatchdog::CudaWatchdog(PeerGroup& group, const std::vector<std::string>& channels, int exit_code,
+                           std::function<bool(int rank)> has_left)
+    : group_(group), channels_(channels), exit_code_(exit_code), has_left_(std::move(has_left)) {
   void* pinned = nullptr;
   FSDPP_CUDA(cudaMallocHost(&pinned, 2 * kMostLanes * sizeof(uint32_t)));
   shown_ = static_cast<uint32_t*>(pinned);
@@ -68,6 +70,7 @@ void CudaWatchdog::look(std::size_t index, Lane& lane) {
   const Wait& wait = lane.waits[begun % kKept];
   const auto trouble = group_.trouble_with(wait.rank);
   if (trouble && trouble->final) end(wait, trouble->what);
+  if (interrupted() && has_left_(wait.rank)) end(wait, "it has left");
   if (lane.since >= group_.timeout().count())
     end(wait, trouble ? trouble->what : "it runs but did not come in time");
 }

@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -17,14 +18,15 @@ namespace fsdpp::comm {
 ///
 /// When a lane stands in one wait for the group's timeout, or its peer is known to be gone, prints which rank
 /// did not come on which channel, gives up on that rank, and ends this process with `exit_code`; after SIGINT
-/// or SIGTERM (see interrupted()) silently, with 128 plus the signal.
+/// or SIGTERM (see interrupted()) silently, with 128 plus the signal, also as soon as the peer has left.
 ///
 /// It calls nothing of CUDA's meanwhile: lanes show where they stand in host memory. (A copy from the device
 /// can be held up behind the very wait that it should tell about.)
 class CudaWatchdog {
  public:
   /// All must outlive it. Throws EnvironmentError when there is no pinned memory.
-  CudaWatchdog(PeerGroup& group, const std::vector<std::string>& channels, int exit_code);
+  CudaWatchdog(PeerGroup& group, const std::vector<std::string>& channels, int exit_code,
+               std::function<bool(int rank)> has_left);
   ~CudaWatchdog();
   CudaWatchdog(const CudaWatchdog&) = delete;
   CudaWatchdog& operator=(const CudaWatchdog&) = delete;
@@ -62,6 +64,7 @@ class CudaWatchdog {
   PeerGroup& group_;
   const std::vector<std::string>& channels_;
   int exit_code_;
+  std::function<bool(int rank)> has_left_;
   uint32_t* shown_ = nullptr;  // pinned: two marks per lane
   std::mutex mutex_;
   std::array<Lane, kMostLanes> lanes_;
