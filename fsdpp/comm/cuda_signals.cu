@@ -5,10 +5,9 @@
 namespace fsdpp::comm {
 namespace {
 
-constexpr int kWarp = 32;                // one warp: lane r handles rank r
-constexpr int kEagerPolls = 32;          // before the first sleep
-constexpr unsigned kLongestNap = 256;    // ns; a signal is seen at most this much late
-constexpr int kPollsPerAbortCheck = 64;  // reading host memory takes about a microsecond
+constexpr int kWarp = 32;              // one warp: lane r handles rank r
+constexpr int kEagerPolls = 32;        // before the first sleep
+constexpr unsigned kLongestNap = 256;  // ns; a signal is seen at most this much late
 
 __device__ __forceinline__ void store_release(uint32_t* target, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(target), "r"(value) : "memory");
@@ -20,18 +19,10 @@ __device__ __forceinline__ uint32_t load_acquire(const uint32_t* source) {
   return value;
 }
 
-__device__ __forceinline__ uint32_t load_relaxed(const uint32_t* source) {
-  uint32_t value;
-  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(source) : "memory");
-  return value;
-}
-
-// Returns when the counter has come to `expected`, or when the job is being ended.
-__device__ void wait_for_counter(const uint32_t* counter, uint32_t expected, const uint32_t* abort) {
+__device__ void wait_for_counter(const uint32_t* counter, uint32_t expected) {
   unsigned nap = 32;
   for (int poll = 1;; ++poll) {
     if (static_cast<int32_t>(load_acquire(counter) - expected) >= 0) return;
-    if (poll % kPollsPerAbortCheck == 0 && abort != nullptr && load_relaxed(abort) != 0) return;
     if (poll > kEagerPolls) {
       __nanosleep(nap);
       if (nap < kLongestNap) nap *= 2;
@@ -39,8 +30,7 @@ __device__ void wait_for_counter(const uint32_t* counter, uint32_t expected, con
   }
 }
 
-// Called by the whole warp. Returns the new number of our signals.
-__device__ uint32_t signal(const BoardView& board, int channel) {
+__global__ void signal_kernel(const __grid_constant__ BoardView board, int channel) {
   const int peer = static_cast<int>(threadIdx.x);
   const uint32_t number = board.own[channel] + 1;
   __syncwarp();  // all have read before one writes
@@ -50,35 +40,16 @@ __device__ uint32_t signal(const BoardView& board, int channel) {
   if (peer < board.ranks && peer != board.rank) {
     store_release(board.pads[peer] + static_cast<int64_t>(board.rank) * board.channels + channel, number);
   }
-  return number;
-}
-
-__device__ void wait(const BoardView& board, int channel, int first, int count, uint32_t expected) {
-  const int peer = static_cast<int>(threadIdx.x);
-  if (peer >= first && peer < first + count && peer != board.rank) {
-    wait_for_counter(board.pads[board.rank] + static_cast<int64_t>(peer) * board.channels + channel, expected,
-                     board.abort);
-  }
-  __syncwarp();
-  __threadfence_system();
-}
-
-__global__ void signal_kernel(const __grid_constant__ BoardView board, int channel) {
-  signal(board, channel);
 }
 
 __global__ void wait_kernel(const __grid_constant__ BoardView board, int channel, int first, int count) {
-  wait(board, channel, first, count, board.own[channel]);
-}
-
-__global__ void wait_for_kernel(const __grid_constant__ BoardView board, int channel, int first, int count,
-                                uint32_t expected) {
-  wait(board, channel, first, count, expected);
-}
-
-__global__ void signal_and_wait_kernel(const __grid_constant__ BoardView board, int channel) {
-  const uint32_t number = signal(board, channel);
-  wait(board, channel, 0, board.ranks, number);
+  const int peer = static_cast<int>(threadIdx.x);
+  if (peer >= first && peer < first + count && peer != board.rank) {
+    wait_for_counter(board.pads[board.rank] + static_cast<int64_t>(peer) * board.channels + channel,
+                     board.own[channel]);
+  }
+  __syncwarp();
+  __threadfence_system();
 }
 
 void require_channel(const BoardView& board, int channel) {
@@ -109,26 +80,10 @@ void cuda_wait(device::Stream stream, const BoardView& board, int channel, int f
   FSDPP_CUDA(cudaGetLastError());
 }
 
-void cuda_signal_and_wait(device::Stream stream, const BoardView& board, int channel) {
-  require_channel(board, channel);
-  signal_and_wait_kernel<<<1, kWarp, 0, stream>>>(board, channel);
-  FSDPP_CUDA(cudaGetLastError());
-}
-
-void cuda_wait_for(device::Stream stream, const BoardView& board, int channel, int first_rank, int count,
-                   uint32_t expected) {
-  require_channel(board, channel);
-  require_ranks(board, first_rank, count);
-  wait_for_kernel<<<1, kWarp, 0, stream>>>(board, channel, first_rank, count, expected);
-  FSDPP_CUDA(cudaGetLastError());
-}
-
 void load_signal_kernels() {
   cudaFuncAttributes attributes{};
   FSDPP_CUDA(cudaFuncGetAttributes(&attributes, signal_kernel));
   FSDPP_CUDA(cudaFuncGetAttributes(&attributes, wait_kernel));
-  FSDPP_CUDA(cudaFuncGetAttributes(&attributes, wait_for_kernel));
-  FSDPP_CUDA(cudaFuncGetAttributes(&attributes, signal_and_wait_kernel));
 }
 
 }  // namespace fsdpp::comm

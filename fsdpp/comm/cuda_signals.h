@@ -20,7 +20,6 @@ inline constexpr int kMaxBoardRanks = 16;
 struct BoardView {
   uint32_t* pads[kMaxBoardRanks] = {};  // pads[r]: rank r's pad, as this device addresses it
   uint32_t* own = nullptr;              // this rank's counters [channels], device memory
-  const uint32_t* abort = nullptr;  // null, or a word that the host sets to end all waits: mapped host memory
   int rank = 0;
   int ranks = 0;
   int channels = 0;
@@ -28,21 +27,13 @@ struct BoardView {
 
 /// Tells all peers, once more, on `channel`. What the stream did before is visible to a peer that has seen
 /// it: the signal is a release, the wait an acquire, at system scope. Throws UsageError for a channel that
-/// the board lacks; EnvironmentError if the launch fails. So do the others.
+/// the board lacks; EnvironmentError if the launch fails. So does cuda_wait().
 void cuda_signal(device::Stream stream, const BoardView& board, int channel);
 
 /// Later work of the stream runs when each of the ranks [first_rank, first_rank + count), ourselves excepted,
 /// has signalled `channel` at least as often as we have ourselves (by the numbers' difference as signed
-/// 32-bit numbers). Gives up, without a word, when the abort word is not zero: whoever set it ends the
-/// process. Throws UsageError also for ranks that the board lacks.
+/// 32-bit numbers). Throws UsageError also for ranks that the board lacks.
 void cuda_wait(device::Stream stream, const BoardView& board, int channel, int first_rank, int count);
-
-/// cuda_signal(), then cuda_wait() for all peers, in one launch: a barrier.
-void cuda_signal_and_wait(device::Stream stream, const BoardView& board, int channel);
-
-/// cuda_wait() until those ranks have signalled `expected` times.
-void cuda_wait_for(device::Stream stream, const BoardView& board, int channel, int first_rank, int count,
-                   uint32_t expected);
 
 /// Loads the kernels now. CUDA loads a kernel at its first launch, for which it may wait until the device is
 /// idle: behind a wait that this process itself has yet to answer it would never return.

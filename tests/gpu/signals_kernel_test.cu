@@ -43,8 +43,7 @@ bool is_busy(cudaStream_t stream) {
   return status == cudaErrorNotReady;
 }
 
-// Ranks of one board, each with a stream. All counters begin at `start`. A wait that would never end is ended
-// with the board's destruction.
+// Ranks of one board, each with a stream. All counters begin at `start`.
 class Ranks {
  public:
   explicit Ranks(int ranks, uint32_t start = 0) {
@@ -63,14 +62,12 @@ class Ranks {
       BoardView& view = views_.emplace_back();
       for (int p = 0; p < ranks; ++p) view.pads[p] = pads_[p]->data();
       view.own = own_[r]->data();
-      view.abort = abort_.data();
       view.rank = r;
       view.ranks = ranks;
       view.channels = kChannels;
     }
   }
   ~Ranks() {
-    abort_.set();
     cudaDeviceSynchronize();
     for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
   }
@@ -79,13 +76,16 @@ class Ranks {
 
   [[nodiscard]] cudaStream_t stream(int rank) const { return streams_[rank]; }
   [[nodiscard]] const BoardView& view(int rank) const { return views_[rank]; }
-  void abort() { abort_.set(); }
+  // Says so to all, then waits for all.
+  void meet(int rank, int channel) const {
+    comm::cuda_signal(stream(rank), view(rank), channel);
+    comm::cuda_wait(stream(rank), view(rank), channel, 0, static_cast<int>(views_.size()));
+  }
   void synchronize() const { FSDPP_CUDA(cudaDeviceSynchronize()); }
   [[nodiscard]] std::vector<uint32_t> pad(int rank) const { return pads_[rank]->download(); }
   [[nodiscard]] std::vector<uint32_t> own(int rank) const { return own_[rank]->download(); }
 
  private:
-  HostWord abort_;
   std::vector<std::unique_ptr<Memory<uint32_t>>> pads_;
   std::vector<std::unique_ptr<Memory<uint32_t>>> own_;
   std::vector<cudaStream_t> streams_;
@@ -103,7 +103,8 @@ TEST(SignalKernels, AWaitHoldsBackWhatFollowsUntilThePeersWorkIsDone) {
   comm::cuda_signal(ranks.stream(0), ranks.view(0), 1);
   comm::cuda_wait(ranks.stream(0), ranks.view(0), 0, 0, 2);
   log_kernel<<<1, 1, 0, ranks.stream(0)>>>(value.data(), log.data(), lines.data());
-  comm::cuda_wait_for(ranks.stream(1), ranks.view(1), 1, 0, 1, 1);
+  comm::cuda_signal(ranks.stream(1), ranks.view(1), 1);
+  comm::cuda_wait(ranks.stream(1), ranks.view(1), 1, 0, 1);
   device::cuda_spin(ranks.stream(1), 20'000);
   increment_kernel<<<1, 1, 0, ranks.stream(1)>>>(value.data());
   comm::cuda_signal(ranks.stream(1), ranks.view(1), 0);
@@ -111,7 +112,7 @@ TEST(SignalKernels, AWaitHoldsBackWhatFollowsUntilThePeersWorkIsDone) {
   ranks.synchronize();
   EXPECT_EQ(log.download()[0], 1);
   EXPECT_EQ(ranks.own(0), (std::vector<uint32_t>{1, 1, 0}));
-  EXPECT_EQ(ranks.pad(0), (std::vector<uint32_t>{0, 0, 0, 1, 0, 0}));
+  EXPECT_EQ(ranks.pad(0), (std::vector<uint32_t>{0, 0, 0, 1, 1, 0}));
   EXPECT_EQ(ranks.pad(1), (std::vector<uint32_t>{1, 1, 0, 0, 0, 0}));
 }
 
@@ -143,10 +144,10 @@ void run_barriers(const Ranks& ranks, int count, int rounds) {
     for (int r = 0; r < count; ++r) {
       if (round % count == r) device::cuda_spin(ranks.stream(r), 100);
       increment_kernel<<<1, 1, 0, ranks.stream(r)>>>(values[r]->data());
-      comm::cuda_signal_and_wait(ranks.stream(r), ranks.view(r), 0);
+      ranks.meet(r, 0);
       for (int p = 0; p < count; ++p)
         log_kernel<<<1, 1, 0, ranks.stream(r)>>>(values[p]->data(), logs[r]->data(), lines[r]->data());
-      comm::cuda_signal_and_wait(ranks.stream(r), ranks.view(r), 1);
+      ranks.meet(r, 1);
     }
   }
   FSDPP_CUDA(cudaGetLastError());
@@ -192,7 +193,7 @@ TEST(SignalKernels, ACapturedGraphCanBeReplayed) {
     comm::cuda_signal(ranks.stream(r), ranks.view(r), 0);
     comm::cuda_wait(ranks.stream(r), ranks.view(r), 0, 0, 2);
     log_kernel<<<1, 1, 0, ranks.stream(r)>>>(values[1 - r].data(), logs[r].data(), lines[r].data());
-    comm::cuda_signal_and_wait(ranks.stream(r), ranks.view(r), 1);
+    ranks.meet(r, 1);
     FSDPP_CUDA(cudaStreamEndCapture(ranks.stream(r), &graphs[r]));
     FSDPP_CUDA(cudaGraphInstantiate(&replays[r], graphs[r], 0));
     FSDPP_CUDA(cudaGraphUpload(replays[r], ranks.stream(r)));
@@ -210,23 +211,13 @@ TEST(SignalKernels, ACapturedGraphCanBeReplayed) {
   }
 }
 
-TEST(SignalKernels, AWaitGivesUpWhenTheHostSaysSo) {
-  FSDPP_NEED_GPU();
-  Ranks ranks(2);
-  comm::cuda_signal_and_wait(ranks.stream(0), ranks.view(0), 0);  // rank 1 never comes
-  EXPECT_TRUE(is_busy(ranks.stream(0)));
-  ranks.abort();
-  ranks.synchronize();  // returns
-  EXPECT_EQ(ranks.own(0)[0], 1U);
-}
-
 TEST(SignalKernels, RefusesWhatTheBoardLacks) {
   FSDPP_NEED_GPU();
   const Ranks ranks(2);
   EXPECT_THROW(comm::cuda_signal(ranks.stream(0), ranks.view(0), kChannels), UsageError);
-  EXPECT_THROW(comm::cuda_signal_and_wait(ranks.stream(0), ranks.view(0), -1), UsageError);
+  EXPECT_THROW(comm::cuda_wait(ranks.stream(0), ranks.view(0), -1, 0, 1), UsageError);
   EXPECT_THROW(comm::cuda_wait(ranks.stream(0), ranks.view(0), 0, 1, 2), UsageError);
-  EXPECT_THROW(comm::cuda_wait_for(ranks.stream(0), ranks.view(0), 0, -1, 1, 0), UsageError);
+  EXPECT_THROW(comm::cuda_wait(ranks.stream(0), ranks.view(0), 0, -1, 1), UsageError);
 }
 
 TEST(DelayKernels, ASpinEndsByTimeOrByTheHost) {
