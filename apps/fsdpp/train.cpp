@@ -13,6 +13,7 @@
 #include "apps/fsdpp/sample.h"
 #include "apps/fsdpp/trainer.h"
 #include "fsdpp/base/error.h"
+#include "fsdpp/base/interrupt.h"
 #include "fsdpp/data/tokenizer.h"
 #include "fsdpp/observe/metrics.h"
 #include "fsdpp/observe/resident.h"
@@ -207,6 +208,7 @@ void train(const Config& config, const data::Corpus& corpus, const comm::Identit
     // What is queued on a GPU may wait for a rank that never comes, and destructors wait for what is queued.
     if (place.gpu >= 0) {
       run->end_progress();
+      if (interrupted()) group->lanes().leave();
       static_cast<void>(run.release());
       static_cast<void>(group.release());
     }

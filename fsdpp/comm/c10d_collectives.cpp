@@ -124,6 +124,7 @@ class CollectiveLanes final : public LaneTransport {
   }
   // The backend is the whole group's alone.
   std::unique_ptr<LaneTransport> for_part(PeerGroup& part) override { return before_->for_part(part); }
+  void leave() noexcept override { before_->leave(); }
   Collectives* collectives() noexcept override { return collectives_.get(); }
   [[nodiscard]] std::string describe() const override { return name_; }
   [[nodiscard]] int gpu() const noexcept override { return before_->gpu(); }

@@ -3,9 +3,12 @@
 #include <cuda_runtime_api.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "fsdpp/base/error.h"
 #include "fsdpp/comm/c10d_collectives.h"
 #include "fsdpp/comm/c10d_store.h"
 #include "fsdpp/comm/cuda_lanes.h"
@@ -27,7 +30,8 @@ class OwnMemory final : public PeerMemory {
 
 class NcclLanes final : public LaneTransport {
  public:
-  NcclLanes(PeerGroup& group, int gpu) : group_(group), gpu_(gpu), c10d_(group) {
+  NcclLanes(PeerGroup& group, int gpu, std::shared_ptr<C10dStore> store)
+      : group_(group), gpu_(gpu), store_(std::move(store)), name_(new_c10d_name(group)) {
     gathers_ = communicator("gather");
     reduces_ = communicator("reduce");
     collectives_ = make_c10d_collectives(group_, gpu_, gathers_, reduces_);
@@ -50,7 +54,10 @@ class NcclLanes final : public LaneTransport {
   std::unique_ptr<LaneSignals> signals(std::vector<std::string>, const std::string&) override {
     return std::make_unique<NoSignals>();
   }
-  std::unique_ptr<LaneTransport> for_part(PeerGroup& part) override { return make_nccl_lanes(part, gpu_); }
+  std::unique_ptr<LaneTransport> for_part(PeerGroup& part) override {
+    return std::make_unique<NcclLanes>(part, gpu_, store_);
+  }
+  void leave() noexcept override { store_->leave(); }
   Collectives* collectives() noexcept override { return collectives_.get(); }
   [[nodiscard]] std::string describe() const override {
     return "NCCL collectives (GPUs that cannot address each other, or as asked for)";
@@ -62,13 +69,14 @@ class NcclLanes final : public LaneTransport {
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> communicator(const std::string& purpose) {
     auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
     options->timeout = group_.timeout();
-    return c10::make_intrusive<c10d::ProcessGroupNCCL>(c10d_.part(purpose), group_.rank(), group_.ranks(),
-                                                       options);
+    return c10::make_intrusive<c10d::ProcessGroupNCCL>(store_->part(text(name_, "/", purpose)), group_.rank(),
+                                                       group_.ranks(), options);
   }
 
   PeerGroup& group_;
   int gpu_;
-  C10dStore c10d_;
+  std::shared_ptr<C10dStore> store_;
+  std::string name_;
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> gathers_;
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> reduces_;
   std::unique_ptr<Collectives> collectives_;  // through both
@@ -77,7 +85,7 @@ class NcclLanes final : public LaneTransport {
 }  // namespace
 
 std::unique_ptr<LaneTransport> make_nccl_lanes(PeerGroup& group, int gpu) {
-  return std::make_unique<NcclLanes>(group, gpu);
+  return std::make_unique<NcclLanes>(group, gpu, std::make_shared<C10dStore>(group));
 }
 
 }  // namespace fsdpp::comm

@@ -3,8 +3,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
-#include <chrono>
-#include <thread>
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,7 +20,6 @@ namespace fsdpp::comm {
 namespace {
 
 namespace symmetric = c10d::symmetric_memory;
-constexpr std::chrono::milliseconds kLastCalls(300);
 
 /// c10d's symmetric memory: every rank's allocation is mapped here.
 class SymmetricBytes final : public PeerMemory {
@@ -36,11 +35,15 @@ class SymmetricBytes final : public PeerMemory {
 
 class CudaPeerLanes final : public LaneTransport {
  public:
-  CudaPeerLanes(PeerGroup& group, int gpu, int lost_exit_code)
-      : group_(group), gpu_(gpu), c10d_(group), lost_exit_code_(lost_exit_code) {
+  CudaPeerLanes(PeerGroup& group, int gpu, int lost_exit_code, std::shared_ptr<C10dStore> store)
+      : group_(group),
+        gpu_(gpu),
+        store_(std::move(store)),
+        name_(new_c10d_name(group)),
+        lost_exit_code_(lost_exit_code) {
     register_with_c10d();
   }
-  ~CudaPeerLanes() override { c10d::unregister_process_group(c10d_.name()); }
+  ~CudaPeerLanes() override { c10d::unregister_process_group(name_); }
 
   std::shared_ptr<PeerMemory> allocate(std::size_t bytes, const std::string& purpose) override {
     const at::Device place(at::kCUDA, static_cast<c10::DeviceIndex>(gpu_));
@@ -48,7 +51,7 @@ class CudaPeerLanes final : public LaneTransport {
     require(bytes > 0, "an allocation of 0 bytes for ", purpose, " was asked for, expected at least 1");
     at::Tensor own;
     try {
-      own = symmetric::empty_strided_p2p({count}, {1}, at::kByte, place, c10d_.name(), std::nullopt);
+      own = symmetric::empty_strided_p2p({count}, {1}, at::kByte, place, name_, std::nullopt);
     } catch (const c10::Error& error) {
       std::size_t free = 0;
       std::size_t total = 0;
@@ -64,53 +67,44 @@ class CudaPeerLanes final : public LaneTransport {
     c10::intrusive_ptr<symmetric::SymmetricMemory> handle;
     {
       const Deadline deadline(group_, "c10d's exchange of " + purpose, lost_exit_code_);
-      handle = symmetric::rendezvous(own, c10d_.name());
+      handle = symmetric::rendezvous(own, name_);
     }
     FSDPP_INVARIANT(handle, "no symmetric memory for ", purpose);
     std::vector<std::byte*> bases;
     for (void* base : handle->get_buffer_ptrs())
       bases.push_back(static_cast<std::byte*>(base) + handle->get_offset());
-    meet_again();  // nobody writes a peer's memory before it is zero-filled
+    group_.barrier();  // nobody writes a peer's memory before it is zero-filled
     return std::make_shared<SymmetricBytes>(bytes, std::move(bases), std::move(own), std::move(handle));
   }
 
   std::unique_ptr<LaneSignals> signals(std::vector<std::string> names, const std::string& purpose) override {
     std::shared_ptr<PeerMemory> pads = allocate(cuda_board_bytes(group_.ranks(), names.size()), purpose);
     return make_cuda_board(group_, gpu_, std::move(pads), std::move(names), lost_exit_code_,
-                           [this](int rank) { return c10d_.has_left(rank); });
+                           [this](int rank) { return store_->has_left(group_.rank_in_whole(rank)); });
   }
 
   std::unique_ptr<LaneTransport> for_part(PeerGroup& part) override {
-    return make_cuda_peer_lanes(part, gpu_, lost_exit_code_);
+    return std::make_unique<CudaPeerLanes>(part, gpu_, lost_exit_code_, store_);
   }
+  void leave() noexcept override { store_->leave(); }
   [[nodiscard]] std::string describe() const override {
     return "GPU peers (symmetric memory, copy-engine pulls)";
   }
   [[nodiscard]] int gpu() const noexcept override { return gpu_; }
 
  private:
-  // The first rank has the store: one that is asked to stop leaves the others time to come out of it.
-  void meet_again() {
-    try {
-      group_.barrier();
-    } catch (const Interrupted&) {
-      std::this_thread::sleep_for(kLastCalls);
-      throw;
-    }
-  }
-
   // rendezvous() looks its group up in c10d's registry, and asks it for ranks and store alone: no backend of
   // NCCL's, whose threads would ask the store once a second, is made.
   void register_with_c10d() {
-    symmetric::set_group_info(c10d_.name(), group_.rank(), group_.ranks(), c10d_.part("symmetric"));
-    whole_ = c10::make_intrusive<c10d::ProcessGroup>(c10d_.part("group"), group_.rank(), group_.ranks());
-    whole_->setGroupName(c10d_.name());
-    c10d::register_process_group(c10d_.name(), whole_);
+    whole_ = c10::make_intrusive<c10d::ProcessGroup>(store_->part(name_), group_.rank(), group_.ranks());
+    whole_->setGroupName(name_);
+    c10d::register_process_group(name_, whole_);
   }
 
   PeerGroup& group_;
   int gpu_;
-  C10dStore c10d_;
+  std::shared_ptr<C10dStore> store_;
+  std::string name_;
   c10::intrusive_ptr<c10d::ProcessGroup> whole_;  // c10d's registry does not keep it
   int lost_exit_code_;
 };
@@ -118,7 +112,7 @@ class CudaPeerLanes final : public LaneTransport {
 }  // namespace
 
 std::unique_ptr<LaneTransport> make_cuda_peer_lanes(PeerGroup& group, int gpu, int lost_exit_code) {
-  return std::make_unique<CudaPeerLanes>(group, gpu, lost_exit_code);
+  return std::make_unique<CudaPeerLanes>(group, gpu, lost_exit_code, std::make_shared<C10dStore>(group));
 }
 
 }  // namespace fsdpp::comm

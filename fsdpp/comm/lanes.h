@@ -66,6 +66,9 @@ class LaneTransport {
     static_cast<void>(part);
     return nullptr;
   }
+  /// Before the process ends without destructors: tells peers that this rank does nothing for them any more,
+  /// and gives them a moment where they need it. Of the whole group, for its parts too.
+  virtual void leave() noexcept {}
   /// Not null: bytes go through these instead of through peers' memory, and signals are not needed.
   [[nodiscard]] virtual Collectives* collectives() noexcept { return nullptr; }
   [[nodiscard]] virtual std::string describe() const = 0;  // "shared memory", "NVLink peers", "NCCL"

@@ -1,9 +1,13 @@
 // The store that c10d's groups share: it is there for as long as any rank may ask it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,21 +27,39 @@ using test::until_asleep;
 
 constexpr std::chrono::milliseconds kLong = 20s;  // no test waits for it
 
-std::string asked(C10dStore& store, const std::string& key) {
+std::string asked(const C10dStore& store, const std::string& key) {
   const std::vector<uint8_t> bytes = store.part("test")->get(key);
   return {bytes.begin(), bytes.end()};
 }
 
 TEST(C10dStore, RanksReadWhatOthersWroteAndPartsAreApart) {
   run_thread_ranks(3, [](PeerGroup& group) {
-    C10dStore store(group);
+    const C10dStore store(group);
     if (group.rank() == 1) store.part("test")->set("key", std::vector<uint8_t>{'y', 'e', 's'});
     EXPECT_EQ(asked(store, "key"), "yes");
     EXPECT_FALSE(store.part("other")->check({"key"}));
-    C10dStore second(group);
-    EXPECT_NE(store.name(), second.name());
+    const C10dStore second(group);
     EXPECT_FALSE(second.part("test")->check({"key"}));
   });
+}
+
+// Two parts of one name are two groups, which share a store; ranks may have opened others before.
+TEST(C10dStore, EveryGroupHasAName) {
+  std::mutex mutex;
+  std::map<std::string, int> seen;
+  run_thread_ranks(4, [&](PeerGroup& group) {
+    const int side = group.rank() / 2;
+    const auto half = group.part({2 * side, 2 * side + 1}, "half");
+    for (PeerGroup* among : {&group, half.get(), half.get(), &group}) {
+      const std::string name = new_c10d_name(*among);
+      const std::lock_guard lock(mutex);
+      ++seen[name];
+    }
+  });
+  std::vector<int> counts;
+  for (const auto& [name, count] : seen) counts.push_back(count);
+  std::sort(counts.begin(), counts.end());
+  EXPECT_EQ(counts, (std::vector<int>{2, 2, 2, 2, 4, 4})) << "each rank of a group knows it by the same name";
 }
 
 // What c10d's threads did a moment after a rank was asked to stop: a complaint of libtorch's about a lost
@@ -57,6 +79,8 @@ TEST(C10dStore, TheRankThatServesItLeavesLast) {
     }
     until_asleep(serving);
     EXPECT_FALSE(left);
+    EXPECT_TRUE(store->has_left(0));
+    EXPECT_FALSE(store->has_left(group.rank()));
     EXPECT_EQ(asked(*store, "key"), "yes");
     if (group.rank() == 2) return;  // one by its destructor, one because its thread ends
     store.reset();
@@ -89,6 +113,27 @@ TEST(C10dStore, ItDoesNotWaitForRanksThatAreGoneNorForEver) {
     }
     store.reset();
     left = true;
+  });
+}
+
+TEST(C10dStore, ARankThatFailsByItselfWaitsForNobody) {
+  std::atomic<bool> failed{false};
+  run_thread_ranks(2, [&](PeerGroup& group) {
+    auto store = std::make_unique<C10dStore>(group, kLong);
+    group.barrier();
+    if (group.rank() == 1) {
+      while (!failed) std::this_thread::yield();
+      EXPECT_TRUE(store->has_left(0));
+      return;
+    }
+    const auto begin = Clock::now();
+    try {
+      const auto own = std::move(store);
+      throw std::runtime_error("no room");
+    } catch (const std::runtime_error&) {
+      failed = true;
+    }
+    EXPECT_LT(since(begin), kLong / 2);
   });
 }
 
