@@ -4,7 +4,6 @@
 #include "fsdpp/device/cuda_check.h"
 #include "fsdpp/device/cuda_element.cuh"
 #include "fsdpp/device/cuda_runs.cuh"
-#include "fsdpp/device/cuda_split.cuh"
 
 namespace fsdpp::device {
 namespace {
@@ -59,49 +58,12 @@ __device__ __forceinline__ void update(float& weight, float gradient, float& fir
   weight = __fsub_rn(weight, __fdiv_rn(__fmul_rn(c.step_size, first), denominator));
 }
 
-// Main weights in fp32, model weights of type Model.
-template <class Model>
-struct Whole {
-  using Run = AdamwRun;
-  static constexpr int kUnroll = 4;                   // vectors of each array in flight: a tile at once
-  static constexpr int kBlocksPerMultiprocessor = 2;  // they need the registers
-  static __device__ int head(const Run& run) { return to_aligned(run.main); }
-  static __device__ bool aligned(const Run& run, int head) {
-    const auto* const model = static_cast<const Model*>(run.model);
-    return model == nullptr || is_aligned(model + head, 4 * sizeof(Model));
-  }
-  template <int V>
-  static __device__ __forceinline__ void load(const Run& run, int64_t i, float (&weight)[V]) {
-    device::load<V>(run.main + i, weight);
-  }
-  template <int V>
-  static __device__ __forceinline__ void store(const Run& run, int64_t i, const float (&weight)[V]) {
-    device::store<V>(run.main + i, weight);
-    if (run.model != nullptr) store_floats<V>(static_cast<Model*>(run.model) + i, weight);
-  }
-};
-
-struct Split {
-  using Run = SplitAdamwRun;
-  static constexpr int kUnroll = 2;
-  static constexpr int kBlocksPerMultiprocessor = 4;
-  static __device__ int head(const Run& run) { return to_aligned(run.first); }
-  static __device__ bool aligned(const Run& run, int head) {
-    return is_aligned(run.model + head, 8) && is_aligned(run.remainder + head, 8);
-  }
-  template <int V>
-  static __device__ __forceinline__ void load(const Run& run, int64_t i, float (&weight)[V]) {
-    load_split<V>(run.model + i, run.remainder + i, weight);
-  }
-  template <int V>
-  static __device__ __forceinline__ void store(const Run& run, int64_t i, const float (&weight)[V]) {
-    store_split<V>(run.model + i, run.remainder + i, weight);
-  }
-};
+constexpr int kUnroll = 4;                   // vectors of each array in flight: a tile at once
+constexpr int kBlocksPerMultiprocessor = 2;  // they need the registers
 
 // V elements each at first, first + stride, ... below `end`: all loads, then all arithmetic.
-template <class Weights, int V, int kVectors>
-__device__ __forceinline__ void update_vectors(const typename Weights::Run& run, int64_t begin, int64_t end,
+template <class Model, int V, int kVectors>
+__device__ __forceinline__ void update_vectors(const AdamwRun& run, int64_t begin, int64_t end,
                                                const Coefficients& c) {
   constexpr int kStride = kThreads * V;
   float weight[kVectors][V];
@@ -112,7 +74,7 @@ __device__ __forceinline__ void update_vectors(const typename Weights::Run& run,
   for (int u = 0; u < kVectors; ++u) {
     const int64_t i = begin + u * kStride;
     if (i < end) {
-      Weights::template load<V>(run, i, weight[u]);
+      load<V>(run.main + i, weight[u]);
       load<V>(run.gradient + i, gradient[u]);
       load<V>(run.first + i, first[u]);
       load<V>(run.second + i, second[u]);
@@ -124,42 +86,43 @@ __device__ __forceinline__ void update_vectors(const typename Weights::Run& run,
     if (i < end) {
 #pragma unroll
       for (int k = 0; k < V; ++k) update(weight[u][k], gradient[u][k], first[u][k], second[u][k], c);
-      Weights::template store<V>(run, i, weight[u]);
+      store<V>(run.main + i, weight[u]);
+      if (run.model != nullptr) store_floats<V>(static_cast<Model*>(run.model) + i, weight[u]);
       store<V>(run.first + i, first[u]);
       store<V>(run.second + i, second[u]);
     }
   }
 }
 
-template <class Weights>
-__global__ void __launch_bounds__(kThreads, Weights::kBlocksPerMultiprocessor)
-    adamw_kernel(const RunTable<typename Weights::Run> table, const Settings settings) {
-  using Run = typename Weights::Run;
+template <class Model>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    adamw_kernel(const RunTable<AdamwRun> table, const Settings settings) {
   constexpr int V = 4;
   const Coefficients c = coefficients(settings);
   int head = 0;  // elements before the first vector, or -1: no vectors
-  const auto begin_run = [&](const Run& run) {
-    head = Weights::head(run);
-    const bool vectors = Weights::aligned(run, head) && is_aligned(run.gradient + head, 16) &&
-                         is_aligned(run.first + head, 16) && is_aligned(run.second + head, 16);
+  const auto begin_run = [&](const AdamwRun& run) {
+    head = to_aligned(run.main);
+    const auto* const model = static_cast<const Model*>(run.model);
+    const bool vectors = (model == nullptr || is_aligned(model + head, 4 * sizeof(Model))) &&
+                         is_aligned(run.gradient + head, 16) && is_aligned(run.first + head, 16) &&
+                         is_aligned(run.second + head, 16);
     if (!vectors) head = -1;
   };
-  const auto tile = [&](const Run& run, int64_t begin, int64_t end) {
+  const auto tile = [&](const AdamwRun& run, int64_t begin, int64_t end) {
     if (head < 0) {
       for (int64_t i = begin + threadIdx.x; i < end; i += 4 * kThreads)
-        update_vectors<Weights, 1, 4>(run, i, end, c);
+        update_vectors<Model, 1, 4>(run, i, end, c);
       return;
     }
     const int64_t first = begin + head < end ? begin + head : end;
     const int64_t last = first + (end - first) / V * V;
-    for (int64_t i = first + threadIdx.x * V; i < last;
-         i += static_cast<int64_t>(Weights::kUnroll) * kThreads * V)
-      update_vectors<Weights, V, Weights::kUnroll>(run, i, last, c);
+    for (int64_t i = first + threadIdx.x * V; i < last; i += static_cast<int64_t>(kUnroll) * kThreads * V)
+      update_vectors<Model, V, kUnroll>(run, i, last, c);
     const auto before = static_cast<int>(first - begin);
     const int rest = before + static_cast<int>(end - last);
     if (threadIdx.x < rest) {
       const int64_t i = threadIdx.x < before ? begin + threadIdx.x : last + threadIdx.x - before;
-      update_vectors<Weights, 1, 1>(run, i, end, c);
+      update_vectors<Model, 1, 1>(run, i, end, c);
     }
   };
   for_each_tile(table, begin_run, tile);
@@ -179,13 +142,13 @@ Settings settings_of(const AdamwStep& s) {
           s.gradient_factor};
 }
 
-template <class Weights>
-void launch(Stream stream, const RunTable<typename Weights::Run>& table, const AdamwStep& step) {
+template <class Model>
+void launch(Stream stream, const RunTable<AdamwRun>& table, const AdamwStep& step) {
   if (table.count == 0 || table.tiles == 0) return;
   // A block per tile: measured 4.1 TB/s on an H200, where blocks that stay and take tile after tile
   // reach 3.8.
   const auto blocks = static_cast<unsigned>(table.tiles);
-  adamw_kernel<Weights><<<blocks, kThreads, 0, stream>>>(table, settings_of(step));
+  adamw_kernel<Model><<<blocks, kThreads, 0, stream>>>(table, settings_of(step));
   FSDPP_CUDA(cudaGetLastError());
 }
 
@@ -193,13 +156,7 @@ void launch(Stream stream, const RunTable<typename Weights::Run>& table, const A
 
 void cuda_adamw(Stream stream, const AdamwRun* runs, int run_count, int64_t tiles, Element model,
                 const AdamwStep& step) {
-  with_element(model,
-               [&]<class Model>(Model*) { launch<Whole<Model>>(stream, {runs, run_count, tiles}, step); });
-}
-
-void cuda_adamw(Stream stream, const SplitAdamwRun* runs, int run_count, int64_t tiles,
-                const AdamwStep& step) {
-  launch<Split>(stream, {runs, run_count, tiles}, step);
+  with_element(model, [&]<class Model>(Model*) { launch<Model>(stream, {runs, run_count, tiles}, step); });
 }
 
 void cuda_advance_step(Stream stream, int64_t* step_counter) {

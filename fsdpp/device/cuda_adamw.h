@@ -17,10 +17,6 @@ namespace fsdpp::device {
 void cuda_adamw(Stream stream, const AdamwRun* runs, int run_count, int64_t tiles, Element model,
                 const AdamwStep& step);
 
-/// The same update on split weights: 28 bytes per weight, and two bytes of state per weight less to keep.
-void cuda_adamw(Stream stream, const SplitAdamwRun* runs, int run_count, int64_t tiles,
-                const AdamwStep& step);
-
 /// Adds 1 to the device's counter: enqueued once per step, before that step's cuda_adamw() calls.
 void cuda_advance_step(Stream stream, int64_t* step_counter);
 

@@ -20,9 +20,6 @@ class CudaOptimizerKernels final : public OptimizerKernels {
              const AdamwStep& step) const override {
     cuda_adamw(stream(), runs, run_count, tiles, model, step);
   }
-  void adamw(const SplitAdamwRun* runs, int run_count, int64_t tiles, const AdamwStep& step) const override {
-    cuda_adamw(stream(), runs, run_count, tiles, step);
-  }
   void norm_part(const NormRun* runs, int run_count, int64_t tiles, double norm_type, double* workspace,
                  double* part) const override {
     cuda_norm_part(stream(), runs, run_count, tiles, norm_type, workspace, part);

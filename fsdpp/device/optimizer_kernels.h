@@ -20,17 +20,6 @@ struct AdamwRun {
   int64_t first_tile;  // by place_tiles()
 };
 
-/// The same with the main weights kept as published bf16 and a remainder (see SplitWeight).
-struct SplitAdamwRun {
-  uint16_t* model;
-  uint16_t* remainder;
-  const float* gradient;
-  float* first;
-  float* second;
-  int64_t count;
-  int64_t first_tile;  // by place_tiles()
-};
-
 /// What one update needs to know. Pointers are to device memory, read when the kernel runs: what changes from
 /// step to step need not be baked into a captured graph.
 struct AdamwStep {
@@ -64,8 +53,6 @@ class OptimizerKernels {
   virtual void advance(int64_t* step_counter) const = 0;
   /// One AdamW update of all runs, and the cast to the model's weights.
   virtual void adamw(const AdamwRun* runs, int run_count, int64_t tiles, Element model,
-                     const AdamwStep& step) const = 0;
-  virtual void adamw(const SplitAdamwRun* runs, int run_count, int64_t tiles,
                      const AdamwStep& step) const = 0;
   /// This rank's part of a norm over all runs.
   virtual void norm_part(const NormRun* runs, int run_count, int64_t tiles, double norm_type,

@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "fsdpp/device/cuda_adamw.h"
-#include "fsdpp/device/cuda_split.h"
 #include "tests/gpu/device_memory.cuh"
 
 namespace fsdpp::gpu_test {
@@ -15,7 +14,6 @@ namespace {
 using device::AdamwRun;
 using device::AdamwStep;
 using device::Element;
-using device::SplitAdamwRun;
 
 // A run's numbers on the host.
 struct Values {
@@ -32,32 +30,26 @@ Values random_values(int64_t count) {
   return v;
 }
 
-// A run on the device, kept both ways.
+// A run on the device.
 struct OnDevice {
   OnDevice(const Values& v, int64_t offset, int64_t gradient_offset)
       : main(v.main, offset),
         gradient(v.gradient, gradient_offset),
         first(v.first, offset),
         second(v.second, offset),
-        model(static_cast<int64_t>(v.main.size()), offset),
-        remainder(static_cast<int64_t>(v.main.size()), offset) {}
-  void split() { device::cuda_split(nullptr, main.data(), model.data(), remainder.data(), main.size()); }
+        model(static_cast<int64_t>(v.main.size()), offset) {}
   [[nodiscard]] AdamwRun run() const {
     return {main.data(), gradient.data(), first.data(), second.data(), model.data(), main.size(), 0};
   }
-  [[nodiscard]] SplitAdamwRun split_run() const {
-    return {model.data(), remainder.data(), gradient.data(), first.data(), second.data(), main.size(), 0};
-  }
   [[nodiscard]] bool guards_intact() const {
     return main.guards_intact() && gradient.guards_intact() && first.guards_intact() &&
-           second.guards_intact() && model.guards_intact() && remainder.guards_intact();
+           second.guards_intact() && model.guards_intact();
   }
   Memory<float> main;
   Memory<float> gradient;
   Memory<float> first;
   Memory<float> second;
   Memory<uint16_t> model;
-  Memory<uint16_t> remainder;
 };
 
 using Runs = std::vector<std::unique_ptr<OnDevice>>;
@@ -80,21 +72,12 @@ Runs on_device(const std::vector<Values>& values) {
   return runs;
 }
 
-void update_whole(const Runs& runs, const AdamwStep& step) {
+void update_runs(const Runs& runs, const AdamwStep& step) {
   std::vector<AdamwRun> table;
   for (const auto& run : runs) table.push_back(run->run());
   const int64_t tiles = device::place_tiles(std::span(table));
   const Memory<AdamwRun> device(table);
   device::cuda_adamw(nullptr, device.data(), static_cast<int>(table.size()), tiles, Element::bf16, step);
-  FSDPP_CUDA(cudaDeviceSynchronize());
-}
-
-void update_split(const Runs& runs, const AdamwStep& step) {
-  std::vector<SplitAdamwRun> table;
-  for (const auto& run : runs) table.push_back(run->split_run());
-  const int64_t tiles = device::place_tiles(std::span(table));
-  const Memory<SplitAdamwRun> device(table);
-  device::cuda_adamw(nullptr, device.data(), static_cast<int>(table.size()), tiles, step);
   FSDPP_CUDA(cudaDeviceSynchronize());
 }
 
@@ -152,12 +135,6 @@ Values on_host(Values v, const AdamwStep& s) {
   return v;
 }
 
-std::vector<float> joined(const OnDevice& run) {
-  const Memory<float> weights(run.main.size());
-  device::cuda_join(nullptr, run.model.data(), run.remainder.data(), weights.data(), run.main.size());
-  return weights.download();
-}
-
 // Runs are compared together: one element alone may cancel to anything.
 template <class T>
 void append(std::vector<T>& all, const std::vector<T>& more) {
@@ -174,7 +151,7 @@ TEST(AdamwKernel, AgreesWithTheFormula) {
     AdamwStep step;
     step.step = number;
     step.gradient_factor = device_factor.data();
-    update_whole(runs, step);
+    update_runs(runs, step);
     Reference all;
     std::vector<float> main;
     std::vector<float> first;
@@ -206,7 +183,7 @@ TEST(AdamwKernel, HasTheBitsOfItsOperationsAndRoundsTheModelsWeights) {
     const Runs runs = on_device(values);
     AdamwStep step;
     step.step = number;
-    update_whole(runs, step);
+    update_runs(runs, step);
     for (std::size_t r = 0; r < runs.size(); ++r) {
       const Values expected = on_host(values[r], step);
       EXPECT_EQ(first_difference(runs[r]->main.download(), expected.main), -1) << "run " << r;
@@ -216,29 +193,6 @@ TEST(AdamwKernel, HasTheBitsOfItsOperationsAndRoundsTheModelsWeights) {
       for (const float weight : expected.main) model.push_back(to_bf16(weight));
       EXPECT_EQ(first_difference(runs[r]->model.download(), model), -1) << "run " << r;
     }
-  }
-}
-
-TEST(AdamwKernel, SplitWeightsGoTheSameWayBitByBit) {
-  FSDPP_NEED_GPU();
-  const std::vector<Values> values = random_runs();
-  const Runs whole = on_device(values);
-  const Runs split = on_device(values);
-  for (const auto& run : split) {
-    run->split();
-    run->main.poison();
-  }
-  for (int64_t number = 1; number <= 5; ++number) {
-    AdamwStep step;
-    step.step = number;
-    update_whole(whole, step);
-    update_split(split, step);
-  }
-  for (std::size_t r = 0; r < whole.size(); ++r) {
-    EXPECT_EQ(first_difference(joined(*split[r]), whole[r]->main.download()), -1) << "run " << r;
-    EXPECT_EQ(first_difference(split[r]->first.download(), whole[r]->first.download()), -1) << "run " << r;
-    EXPECT_EQ(first_difference(split[r]->second.download(), whole[r]->second.download()), -1) << "run " << r;
-    EXPECT_TRUE(split[r]->guards_intact()) << "run " << r;
   }
 }
 
@@ -254,14 +208,14 @@ TEST(AdamwKernel, ReadsStepRateAndFactorFromTheDevice) {
     AdamwStep step;
     step.step = number;
     step.learning_rate = 1e-3 * static_cast<double>(number);
-    update_whole(baked, step);
+    update_runs(baked, step);
     rate.upload({static_cast<float>(step.learning_rate)});
     step = {};
     step.step_counter = counter.data();
     step.learning_rate_now = rate.data();
     step.gradient_factor = one.data();
     device::cuda_advance_step(nullptr, counter.data());
-    update_whole(read, step);
+    update_runs(read, step);
   }
   EXPECT_EQ(counter.download()[0], 4);
   for (std::size_t r = 0; r < baked.size(); ++r)
@@ -303,35 +257,8 @@ TEST(AdamwKernel, WritesModelWeightsOfEveryTypeOrNone) {
 
 TEST(AdamwKernel, NothingToDoIsFine) {
   FSDPP_NEED_GPU();
-  device::cuda_adamw(nullptr, static_cast<const AdamwRun*>(nullptr), 0, 0, Element::bf16, {});
-  device::cuda_adamw(nullptr, static_cast<const SplitAdamwRun*>(nullptr), 0, 0, {});
+  device::cuda_adamw(nullptr, nullptr, 0, 0, Element::bf16, {});
   FSDPP_CUDA(cudaDeviceSynchronize());
-}
-
-TEST(SplitKernel, HasTheHostsPairsAndComesBackExactly) {
-  FSDPP_NEED_GPU();
-  for (const int64_t count :
-       {int64_t{0}, int64_t{1}, int64_t{3}, int64_t{5}, int64_t{4099}, int64_t{1'000'001}}) {
-    for (const int64_t offset : {0, 1}) {
-      std::vector<float> weights;  // any bits but NaNs; every third a tie
-      while (static_cast<int64_t>(weights.size()) < count) {
-        auto bits = static_cast<uint32_t>(random_engine()());
-        if (weights.size() % 3 == 0) bits = (bits & 0xffff0000U) | 0x8000U;
-        if (!std::isnan(std::bit_cast<float>(bits))) weights.push_back(std::bit_cast<float>(bits));
-      }
-      const Memory<float> source(weights, offset);
-      const Memory<uint16_t> model(count, offset);
-      const Memory<uint16_t> remainder(count);
-      const Memory<float> back(count, offset);
-      device::cuda_split(nullptr, source.data(), model.data(), remainder.data(), count);
-      device::cuda_join(nullptr, model.data(), remainder.data(), back.data(), count);
-      EXPECT_EQ(first_difference(back.download(), weights), -1);
-      std::vector<uint16_t> upper;
-      for (const float weight : weights) upper.push_back(device::split_weight(weight).model);
-      EXPECT_EQ(first_difference(model.download(), upper), -1);
-      EXPECT_TRUE(model.guards_intact() && remainder.guards_intact() && back.guards_intact());
-    }
-  }
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include "fsdpp/device/cuda_adamw.h"
 #include "fsdpp/device/cuda_norm.h"
 #include "fsdpp/device/cuda_rows.h"
-#include "fsdpp/device/cuda_split.h"
 #include "fsdpp/device/cuda_sum.h"
 #include "tests/gpu/device_memory.cuh"
 
@@ -136,31 +135,19 @@ TEST(BandwidthAdamw, ReachesMostOfTheCopysBandwidth) {
   const Floats first(kWeights, 3);
   const Floats second(kWeights, 4);
   const Memory<uint16_t> model(kWeights);
-  std::vector<device::AdamwRun> whole;
-  std::vector<device::SplitAdamwRun> split;
+  std::vector<device::AdamwRun> list;
   int64_t at = 0;
-  const Memory<uint16_t> split_model(kWeights);
-  const Memory<uint16_t> remainder(kWeights);
-  device::cuda_split(nullptr, main.data(), split_model.data(), remainder.data(), kWeights);
   for (const int64_t size : run_sizes(kWeights)) {
-    whole.push_back({main.data() + at, gradient.data() + at, first.data() + at, second.data() + at,
-                     model.data() + at, size, 0});
-    split.push_back({split_model.data() + at, remainder.data() + at, gradient.data() + at, first.data() + at,
-                     second.data() + at, size, 0});
+    list.push_back({main.data() + at, gradient.data() + at, first.data() + at, second.data() + at,
+                    model.data() + at, size, 0});
     at += size;
   }
-  const int64_t tiles = device::place_tiles(std::span(whole));
-  device::place_tiles(std::span(split));
-  const Memory<device::AdamwRun> whole_table(whole);
-  const Memory<device::SplitAdamwRun> split_table(split);
-  const auto runs = static_cast<int>(whole.size());
-  const double ms = median_ms([&] {
-    device::cuda_adamw(nullptr, whole_table.data(), runs, tiles, Element::bf16, device::AdamwStep{});
-  });
+  const int64_t tiles = device::place_tiles(std::span(list));
+  const Memory<device::AdamwRun> table(list);
+  const auto runs = static_cast<int>(list.size());
+  const double ms = median_ms(
+      [&] { device::cuda_adamw(nullptr, table.data(), runs, tiles, Element::bf16, device::AdamwStep{}); });
   EXPECT_GT(report("AdamW, fp32 main weights (30 bytes)", 30.0 * kWeights, ms, copy), 0.85);
-  const double split_ms =
-      median_ms([&] { device::cuda_adamw(nullptr, split_table.data(), runs, tiles, device::AdamwStep{}); });
-  EXPECT_GT(report("AdamW, bf16 and remainder (28 bytes)", 28.0 * kWeights, split_ms, copy), 0.85);
   std::printf("  over %d runs\n", runs);
 }
 
