@@ -1,8 +1,8 @@
 #define USE_C10D_NCCL 1
-#include <c10/cuda/CUDACachingAllocator.h>
-#include <cuda_runtime_api.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <cstdio>
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,7 +12,7 @@
 #include "fsdpp/comm/c10d_collectives.h"
 #include "fsdpp/comm/c10d_store.h"
 #include "fsdpp/comm/cuda_lanes.h"
-#include "fsdpp/device/cuda_check.h"
+#include "fsdpp/device/cuda_memory.h"
 
 namespace fsdpp::comm {
 namespace {
@@ -20,12 +20,11 @@ namespace {
 /// This rank's own memory: no peer can address it.
 class OwnMemory final : public PeerMemory {
  public:
-  OwnMemory(std::size_t bytes, std::vector<std::byte*> bases, std::byte* own)
-      : PeerMemory(bytes, std::move(bases)), own_(own) {}
-  ~OwnMemory() override { static_cast<void>(cudaFree(own_)); }
+  OwnMemory(std::vector<std::byte*> bases, device::Memory own)
+      : PeerMemory(own.bytes(), std::move(bases)), own_(std::move(own)) {}
 
  private:
-  std::byte* own_;
+  device::Memory own_;
 };
 
 class NcclLanes final : public LaneTransport {
@@ -37,19 +36,21 @@ class NcclLanes final : public LaneTransport {
     collectives_ = make_c10d_collectives(group_, gpu_, gathers_, reduces_);
   }
   ~NcclLanes() override {
-    gathers_->shutdown();
-    reduces_->shutdown();
+    for (const auto& group : {gathers_, reduces_}) {
+      try {
+        group->shutdown();
+      } catch (const std::exception& error) {  // of an operation that failed before, perhaps
+        std::fprintf(stderr, "fsdpp: NCCL's end: %s\n", error.what());
+      }
+    }
   }
 
-  std::shared_ptr<PeerMemory> allocate(std::size_t bytes, const std::string& /*purpose*/) override {
-    void* data = nullptr;
-    FSDPP_CUDA(cudaMalloc(&data, bytes));
-    FSDPP_CUDA(cudaMemset(data, 0, bytes));
-    FSDPP_CUDA(cudaDeviceSynchronize());  // the lanes do not wait for the default stream
+  std::shared_ptr<PeerMemory> allocate(std::size_t bytes, const std::string& purpose) override {
+    require(bytes > 0, "an allocation of 0 bytes for ", purpose, " was asked for, expected at least 1");
+    device::Memory own = device::cuda_memory(bytes, purpose, nullptr);
     std::vector<std::byte*> bases(static_cast<std::size_t>(group_.ranks()), nullptr);
-    auto* own = static_cast<std::byte*>(data);
-    bases[static_cast<std::size_t>(group_.rank())] = own;
-    return std::make_shared<OwnMemory>(bytes, std::move(bases), own);
+    bases[static_cast<std::size_t>(group_.rank())] = own.data();
+    return std::make_shared<OwnMemory>(std::move(bases), std::move(own));
   }
   std::unique_ptr<LaneSignals> signals(std::vector<std::string>, const std::string&) override {
     return std::make_unique<NoSignals>();

@@ -1,7 +1,6 @@
 #include "fsdpp/device/cuda.h"
 
 #include <c10/core/AllocatorConfig.h>
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
@@ -19,48 +18,10 @@
 #include "fsdpp/device/cuda_delay.h"
 #include "fsdpp/device/cuda_kernels.h"
 #include "fsdpp/device/cuda_marks.h"
+#include "fsdpp/device/cuda_memory.h"
 
 namespace fsdpp::device {
 namespace {
-
-void free_device_memory(std::byte* data, std::size_t) noexcept {
-  // Waits for whatever still runs. An error here would be one of an earlier operation, which is reported
-  // there.
-  static_cast<void>(cudaFree(data));
-}
-
-std::byte* take_device_memory(std::size_t bytes, const std::string& purpose) {
-  void* data = nullptr;
-  if (cudaMalloc(&data, bytes) != cudaSuccess) {
-    cudaGetLastError();
-    c10::cuda::CUDACachingAllocator::emptyCache();  // libtorch may sit on what we need
-    const cudaError_t status = cudaMalloc(&data, bytes);
-    std::size_t free = 0;
-    std::size_t total = 0;
-    if (status != cudaSuccess) {
-      cudaGetLastError();
-      FSDPP_CUDA(cudaMemGetInfo(&free, &total));
-      throw EnvironmentError(text("no room for ", human_bytes(static_cast<int64_t>(bytes)), " of ", purpose,
-                                  " on the GPU: ", human_bytes(static_cast<int64_t>(free)), " of ",
-                                  human_bytes(static_cast<int64_t>(total)),
-                                  " are free; use more ranks, a smaller model or batch"));
-    }
-  }
-  return static_cast<std::byte*>(data);
-}
-
-void free_pinned_memory(std::byte* data, std::size_t) noexcept { static_cast<void>(cudaFreeHost(data)); }
-
-std::byte* take_pinned_memory(std::size_t bytes, const std::string& purpose) {
-  void* data = nullptr;
-  if (cudaHostAlloc(&data, bytes, cudaHostAllocDefault) != cudaSuccess) {
-    cudaGetLastError();
-    throw EnvironmentError(text("no room for ", human_bytes(static_cast<int64_t>(bytes)),
-                                " of pinned memory for ", purpose,
-                                "; raise the limit of locked memory, or use more ranks"));
-  }
-  return static_cast<std::byte*>(data);
-}
 
 class CudaDevice final : public Device {
  public:
@@ -69,7 +30,6 @@ class CudaDevice final : public Device {
         options_(std::move(options)),
         lanes_{c10::cuda::getCurrentCUDAStream(place()), c10::cuda::getStreamFromPool(false, place()),
                c10::cuda::getStreamFromPool(false, place())},
-        setup_(c10::cuda::getStreamFromPool(false, place())),
         ahead_(static_cast<std::size_t>(options_.units_ahead)) {
     if (options_.delay_us) load_spin_kernel();
   }
@@ -80,19 +40,13 @@ class CudaDevice final : public Device {
   Memory allocate(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger) override {
     if (bytes == 0) return {};
     const c10::cuda::CUDAGuard guard(place());
-    std::byte* data = take_device_memory(bytes, purpose);
-    // On a stream of its own, and over when this returns: the lanes do not wait for the default stream.
-    FSDPP_CUDA(cudaMemsetAsync(data, 0, bytes, setup_.stream()));
-    FSDPP_CUDA(cudaStreamSynchronize(setup_.stream()));
-    return {data, bytes, free_device_memory, std::move(purpose), std::move(ledger)};
+    return cuda_memory(bytes, std::move(purpose), std::move(ledger));
   }
 
   Memory allocate_on_host(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger) override {
     if (bytes == 0) return {};
     const c10::cuda::CUDAGuard guard(place());
-    std::byte* data = take_pinned_memory(bytes, purpose);
-    std::memset(data, 0, bytes);
-    return {data, bytes, free_pinned_memory, std::move(purpose), std::move(ledger)};
+    return pinned_memory(bytes, std::move(purpose), std::move(ledger));
   }
 
   void stay_near() override {
@@ -191,7 +145,6 @@ class CudaDevice final : public Device {
   int index_;
   CudaOptions options_;
   std::array<c10::cuda::CUDAStream, 3> lanes_;
-  c10::cuda::CUDAStream setup_;
   std::array<CudaMarks, 3> marks_;
   CudaEvent fork_;
   std::list<std::vector<std::byte>> captured_;  // uploads that graphs read

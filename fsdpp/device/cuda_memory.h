@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "fsdpp/device/memory.h"
+
+namespace fsdpp::device {
+
+/// Zero-filled memory (`bytes` > 0) of the current GPU, or of the host, pinned. Ready when they return: the
+/// lanes do not wait for the default stream. `ledger` may be null. Throw EnvironmentError, naming purpose,
+/// bytes and what is free, when there is no room.
+[[nodiscard]] Memory cuda_memory(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger);
+[[nodiscard]] Memory pinned_memory(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger);
+
+}  // namespace fsdpp::device
