@@ -43,19 +43,22 @@ class CudaBoard final : public LaneSignals {
   }
 
   void signal(int channel, uint32_t /*sequence*/) override { cuda_signal(stream(), view_, channel); }
+  void signal_all(int first, int stride, int count, uint32_t /*sequence*/) override {
+    cuda_signal_all(stream(), view_, first, stride, count);
+  }
 
   void wait(int rank, int channel, uint32_t sequence) override {
     const device::Stream lane = stream();
     // A graph that runs again must compare counters; and once there is one, the host does not know their
     // values.
-    hardware_waits_ = hardware_waits_ && !is_capturing(lane);
-    if (!hardware_waits_) {
-      cuda_wait(lane, view_, channel, rank, 1);
-      return;
+    const bool captured = is_capturing(lane);
+    hardware_waits_ = hardware_waits_ && !captured;
+    uint32_t* const stands = watchdog_ ? watchdog_->expect(rank, channel, captured) : nullptr;
+    if (hardware_waits_ && stands != nullptr && sequence != 0) {
+      cuda_stream_wait(lane, view_.pads[view_.rank] + rank * view_.channels + channel, sequence, stands);
+    } else {
+      cuda_wait(lane, view_, channel, rank, 1, stands);
     }
-    const CudaWatchdog::Ticket ticket = watchdog_->expect(lane, rank, channel, sequence);
-    cuda_stream_wait(lane, view_.pads[view_.rank] + rank * view_.channels + channel, sequence, ticket.marks,
-                     ticket.number);
   }
 
  private:

@@ -30,8 +30,10 @@ __device__ void wait_for_counter(const uint32_t* counter, uint32_t expected) {
   }
 }
 
-__global__ void signal_kernel(const __grid_constant__ BoardView board, int channel) {
+// One block per channel.
+__global__ void signal_kernel(const __grid_constant__ BoardView board, int first, int stride) {
   const int peer = static_cast<int>(threadIdx.x);
+  const int channel = first + static_cast<int>(blockIdx.x) * stride;
   const uint32_t number = board.own[channel] + 1;
   __syncwarp();  // all have read before one writes
   if (peer == 0) board.own[channel] = number;
@@ -42,13 +44,18 @@ __global__ void signal_kernel(const __grid_constant__ BoardView board, int chann
   }
 }
 
-__global__ void wait_kernel(const __grid_constant__ BoardView board, int channel, int first, int count) {
+__global__ void wait_kernel(const __grid_constant__ BoardView board, int channel, int first, int count,
+                            uint32_t* stands) {
   const int peer = static_cast<int>(threadIdx.x);
+  const bool shows = peer == 0 && stands != nullptr;
+  if (shows) *const_cast<volatile uint32_t*>(stands) = max(board.own[channel], 1U);
+  __syncwarp();
   if (peer >= first && peer < first + count && peer != board.rank) {
     wait_for_counter(board.pads[board.rank] + static_cast<int64_t>(peer) * board.channels + channel,
                      board.own[channel]);
   }
   __syncwarp();
+  if (shows) *const_cast<volatile uint32_t*>(stands) = 0;
   __threadfence_system();
 }
 
@@ -69,14 +76,23 @@ void require_ranks(const BoardView& board, int first, int count) {
 
 void cuda_signal(device::Stream stream, const BoardView& board, int channel) {
   require_channel(board, channel);
-  signal_kernel<<<1, kWarp, 0, stream>>>(board, channel);
+  signal_kernel<<<1, kWarp, 0, stream>>>(board, channel, /*stride=*/0);
   FSDPP_CUDA(cudaGetLastError());
 }
 
-void cuda_wait(device::Stream stream, const BoardView& board, int channel, int first_rank, int count) {
+void cuda_signal_all(device::Stream stream, const BoardView& board, int first, int stride, int count) {
+  if (count == 0) return;
+  require_channel(board, first);
+  require_channel(board, first + (count - 1) * stride);
+  signal_kernel<<<static_cast<unsigned>(count), kWarp, 0, stream>>>(board, first, stride);
+  FSDPP_CUDA(cudaGetLastError());
+}
+
+void cuda_wait(device::Stream stream, const BoardView& board, int channel, int first_rank, int count,
+               uint32_t* stands) {
   require_channel(board, channel);
   require_ranks(board, first_rank, count);
-  wait_kernel<<<1, kWarp, 0, stream>>>(board, channel, first_rank, count);
+  wait_kernel<<<1, kWarp, 0, stream>>>(board, channel, first_rank, count, stands);
   FSDPP_CUDA(cudaGetLastError());
 }
 

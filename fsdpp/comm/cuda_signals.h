@@ -29,11 +29,15 @@ struct BoardView {
 /// it: the signal is a release, the wait an acquire, at system scope. Throws UsageError for a channel that
 /// the board lacks; EnvironmentError if the launch fails. So does cuda_wait().
 void cuda_signal(device::Stream stream, const BoardView& board, int channel);
+/// The same on the channels first, first + stride, ... (`count` of them), in one launch.
+void cuda_signal_all(device::Stream stream, const BoardView& board, int first, int stride, int count);
 
 /// Later work of the stream runs when each of the ranks [first_rank, first_rank + count), ourselves excepted,
 /// has signalled `channel` at least as often as we have ourselves (by the numbers' difference as signed
-/// 32-bit numbers). Throws UsageError also for ranks that the board lacks.
-void cuda_wait(device::Stream stream, const BoardView& board, int channel, int first_rank, int count);
+/// 32-bit numbers). Meanwhile `stands` (null, or pinned host memory) shows that number, or 1 for 0; before
+/// and after, 0. Throws UsageError also for ranks that the board lacks.
+void cuda_wait(device::Stream stream, const BoardView& board, int channel, int first_rank, int count,
+               uint32_t* stands = nullptr);
 
 /// Loads the kernels now. CUDA loads a kernel at its first launch, for which it may wait until the device is
 /// idle: behind a wait that this process itself has yet to answer it would never return.

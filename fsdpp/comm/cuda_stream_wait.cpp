@@ -58,10 +58,8 @@ bool can_stream_wait(int gpu) {
          attribute(&can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, gpu) == CUDA_SUCCESS && can != 0;
 }
 
-void cuda_stream_wait(device::Stream stream, const uint32_t* address, uint32_t value, const WaitMarks& marks,
-                      uint32_t number) {
-  std::array operations = {write_of(marks.begun, number), wait_for(address, value),
-                           write_of(marks.ended, number)};
+void cuda_stream_wait(device::Stream stream, const uint32_t* address, uint32_t value, uint32_t* stands) {
+  std::array operations = {write_of(stands, value), wait_for(address, value), write_of(stands, 0)};
   const CUresult status = batch_mem_op()(stream, operations.size(), operations.data(), 0);
   if (status != CUDA_SUCCESS)
     throw EnvironmentError(text("CUDA: cuStreamBatchMemOp failed with error ", static_cast<int>(status)));

@@ -1,8 +1,13 @@
 // A whole training step as a CUDA graph: what it computes has the bits of the steps run one by one.
 #include <ATen/TensorOperators.h>
+#include <c10/cuda/CUDAException.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstdlib>
+#include <functional>
 #include <iostream>
+#include <string>
 #include <vector>
 
 #include "fsdpp/device/cuda.h"
@@ -21,7 +26,9 @@ constexpr int kEagerSteps = 4;  // until the plans stay what they are
 constexpr int kSteps = 5;
 constexpr double kLearningRate = 0.01;
 
-std::vector<at::Tensor> train(comm::PeerGroup& group, runtime::Strategy strategy, bool rows, bool as_graph) {
+// `then`: what is done with the graph at last.
+std::vector<at::Tensor> train(comm::PeerGroup& group, runtime::Strategy strategy, bool rows, bool as_graph,
+                              const std::function<void(device::CudaStepGraph&)>& then = {}) {
   const at::Device place(at::kCUDA, static_cast<c10::DeviceIndex>(group.rank()));
   const IntegerModel model;
   const auto net = std::make_shared<IntegerNet>(model);
@@ -53,6 +60,7 @@ std::vector<at::Tensor> train(comm::PeerGroup& group, runtime::Strategy strategy
   for (int i = 0; i < kSteps; ++i) graph.replay();
   sharded->device().synchronize();
   group.barrier();
+  if (then) then(graph);
   return sharded->full_weights();
 }
 
@@ -75,14 +83,34 @@ const RegisterGpuBody graph("graph", [](comm::PeerGroup& group) {
   return right;
 });
 
-class GpuGraph : public testing::TestWithParam<int> {};
+constexpr int kLost = 4;  // use_cuda_lanes()
 
-TEST_P(GpuGraph, ReplaysHaveTheBitsOfEagerSteps) {
+const RegisterGpuBody lost("lost_in_a_replay", [](comm::PeerGroup& group) {
+  train(group, runtime::Strategy::optim_grads_params, /*rows=*/false, /*as_graph=*/true,
+        [&](device::CudaStepGraph& graph) {
+          if (group.rank() == 1) std::_Exit(0);
+          graph.replay();
+          C10_CUDA_CHECK(cudaDeviceSynchronize());  // until the watchdog ends this process
+        });
+  return false;
+});
+
+class GpuGraphs : public testing::TestWithParam<int> {};
+
+TEST_P(GpuGraphs, ReplaysHaveTheBitsOfEagerSteps) {
   if (device::cuda_devices() < GetParam()) GTEST_SKIP() << "needs " << GetParam() << " GPUs";
   run_on_gpus("graph", GetParam());
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, GpuGraph, testing::Values(1, 2, 4));
+TEST(GpuGraph, AReplayWhoseRankIsGoneEndsWithItsName) {
+  if (device::cuda_devices() < 2) GTEST_SKIP() << "needs 2 GPUs";
+  std::vector<RankProcess> processes = start_ranks("lost_in_a_replay", 2, free_port());
+  EXPECT_EQ(processes[1].wait(std::chrono::minutes(2)), 0) << processes[1].output();
+  EXPECT_EQ(processes[0].wait(std::chrono::minutes(2)), kLost) << processes[0].output();
+  EXPECT_NE(processes[0].output().find("lost rank 1: "), std::string::npos) << processes[0].output();
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, GpuGraphs, testing::Values(1, 2, 4));
 
 }  // namespace
 }  // namespace fsdpp::test
