@@ -54,14 +54,14 @@ def lanes_of(events):
 
 
 def moves(path):
-    """{"copies" or "adds": kernels of the compute lane per step}."""
+    """{"copies" or "adds": kernels and copies on the device of the compute lane per step}."""
     by_stream, compute = lanes_of(read(path))
     result = collections.Counter(copies=0, adds=0)
     for *_, name, category in by_stream[compute]:
         lower = name.lower()
         if category == "kernel" and "elementwise" in lower and "add" in lower:
             result["adds"] += 1
-        elif category == "kernel" and "copy" in lower:
+        elif (category == "kernel" and "copy" in lower) or (category == "gpu_memcpy" and "dtod" in lower):
             result["copies"] += 1
     return {kind: count // STEPS for kind, count in result.items()}
 

@@ -311,9 +311,9 @@ bool compiled() {
 
 bool grouped_sm90_suits(const GroupedProduct& product, const GroupTable& table) {
   const auto aligned = [](const void* pointer) { return is_aligned(pointer, 16); };
-  return product.element != Element::fp32 && product.m % 8 == 0 && product.n % 8 == 0 && product.rows > 0 &&
-         aligned(product.left) && aligned(product.right) &&
-         std::all_of(table.out, table.out + table.count, aligned) && compiled();
+  const bool half = product.element == Element::bf16 || product.element == Element::fp16;
+  return half && product.m % 8 == 0 && product.n % 8 == 0 && product.rows > 0 && aligned(product.left) &&
+         aligned(product.right) && std::all_of(table.out, table.out + table.count, aligned) && compiled();
 }
 
 void grouped_sm90(Stream stream, const GroupedProduct& product, const GroupTable& table) {

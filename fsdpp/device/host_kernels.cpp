@@ -38,6 +38,8 @@ const Kernels& gpu_kernels() {
   return *kernels;
 }
 
+bool has_gpu_kernels() noexcept { return provided.load() != nullptr; }
+
 void provide_gpu_kernels(const Kernels& kernels) noexcept { provided = &kernels; }
 
 const Kernels& host_kernels() {

@@ -37,6 +37,7 @@ class Kernels {
 [[nodiscard]] const Kernels& host_kernels();
 /// Those of GPUs. Throws UsageError where none were provided, as making a CUDA device does (device/cuda.h).
 [[nodiscard]] const Kernels& gpu_kernels();
+[[nodiscard]] bool has_gpu_kernels() noexcept;
 void provide_gpu_kernels(const Kernels& kernels) noexcept;
 
 }  // namespace fsdpp::device

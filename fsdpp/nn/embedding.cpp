@@ -2,10 +2,13 @@
 
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/sort.h>
 
+#include "fsdpp/device/kernels.h"
 #include "fsdpp/nn/initial.h"
 #include "fsdpp/nn/sink_capsule.h"
 #include "fsdpp/runtime/call.h"
+#include "fsdpp/runtime/parameter_group.h"
 
 namespace fsdpp::nn {
 namespace {
@@ -16,16 +19,38 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kNoPadding = -1;
 
+// Straight into an fp32 sink. What is read lives until here, on the stream that reads it.
+void add_rows_on_gpu(const GradSink& sink, const at::Tensor& indices, const at::Tensor& rows) {
+  at::Tensor view = sink.view;
+  if (sink.mode == GradSink::Mode::overwrite) view.zero_();
+  const at::Tensor given = rows.contiguous();
+  const auto [sorted, order] = at::sort(indices, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  device::RowGradients gradients{
+      .ranks = 1, .dim = view.size(1), .element = runtime::element_of(given.scalar_type())};
+  gradients.gradients[0] = given.const_data_ptr();
+  gradients.counts[0] = given.size(0);
+  device::gpu_kernels().add_rows(
+      {view.data_ptr<float>(), 0, view.numel()},
+      {sorted.const_data_ptr<int64_t>(), order.const_data_ptr<int64_t>(), sorted.numel()}, gradients,
+      /*scale=*/1, /*add_to_out=*/true);
+}
+
 // Sums of rows in the order of the indices: the same bits every time.
 void add_rows(const GradSink& sink, const at::Tensor& indices, const at::Tensor& rows) {
   at::Tensor view = sink.view;
-  if (!view.is_cuda() && view.scalar_type() == at::kFloat) {
-    if (sink.mode == GradSink::Mode::overwrite) view.zero_();
-    view.index_add_(0, indices, rows);
+  const bool fp32 = view.scalar_type() == at::kFloat;
+  if (fp32 && view.is_cuda() && device::has_gpu_kernels()) {
+    add_rows_on_gpu(sink, indices, rows);
     return;
   }
-  // index_add_ on a GPU adds in any order; the dense backward sorts first.
-  const at::Tensor dense = at::embedding_dense_backward(rows, indices, view.size(0), kNoPadding, false);
+  const at::Tensor wide = rows.to(at::kFloat);
+  if (fp32 && !view.is_cuda()) {
+    if (sink.mode == GradSink::Mode::overwrite) view.zero_();
+    view.index_add_(0, indices, wide);
+    return;
+  }
+  // A sink in bf16: of sums in fp32. index_add_ on a GPU adds in any order; the dense backward sorts.
+  const at::Tensor dense = at::embedding_dense_backward(wide, indices, view.size(0), kNoPadding, false);
   if (sink.mode == GradSink::Mode::overwrite) {
     view.copy_(dense);
   } else {
@@ -59,7 +84,7 @@ class FusedEmbedding : public torch::autograd::Function<FusedEmbedding> {
         return {taken ? at::Tensor() : dense_gradient(*context, rows, indices), at::Tensor()};
       }
       if (const auto sink = owner->open()) {
-        add_rows(*sink, indices, rows.to(at::kFloat));
+        add_rows(*sink, indices, rows);
         owner->report();
         return {at::Tensor(), at::Tensor()};
       }
