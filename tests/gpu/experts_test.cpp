@@ -18,6 +18,7 @@
 #include "fsdpp/runtime/fully_shard.h"
 #include "fsdpp/runtime/own_gradients.h"
 #include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/on_gpus.h"
 #include "tests/support/experts_on_a_mesh.h"
 
 namespace fsdpp::test {
@@ -25,24 +26,6 @@ namespace {
 
 using runtime::Options;
 using runtime::Strategy;
-
-at::TensorOptions on(const comm::PeerGroup& group, at::ScalarType dtype) {
-  return at::TensorOptions(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(group.rank()))).dtype(dtype);
-}
-
-bool same(runtime::ShardedModel& model, const torch::nn::Module& oracle, const std::string& what) {
-  bool right = true;
-  const std::vector<at::Tensor> gradients = model.full_gradients();
-  const auto names = model.parameters();
-  const auto expected = oracle.named_parameters();
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    const at::Tensor its = expected[names[i].first].grad();
-    if (gradients[i].defined() && gradients[i].cpu().to(at::kFloat).equal(its)) continue;
-    std::cerr << what << ": gradient of " << names[i].first << " is wrong\n";
-    right = false;
-  }
-  return right;
-}
 
 // Whole numbers: what bf16 has too.
 bool train_experts(comm::PeerGroup& group, Form form, at::ScalarType dtype, const Options& options) {
