@@ -321,7 +321,8 @@ void run(const Arguments& a) {
   const auto group = comm::connect(std::chrono::seconds(60));
   const char* local = std::getenv("LOCAL_RANK");
   const int gpu = local != nullptr ? std::atoi(local) : group->rank();
-  comm::use_cuda_lanes(*group, gpu, a.row == "ours-nccl" ? comm::CudaVia::nccl : comm::CudaVia::automatic);
+  comm::use_cuda_lanes(*group, gpu,
+                       {.via = a.row == "ours-nccl" ? comm::CudaVia::nccl : comm::CudaVia::automatic});
   device::use_compute_stream(gpu);
   device::use_growing_memory();
   nlohmann::json line;

@@ -5,6 +5,9 @@ trained with one process's bits and the operations that were held up in turn (ha
     python3 tools/test_gpu.py --preset release
     python3 tools/test_gpu.py --filter 'GpuParity*'        (a GoogleTest filter)
     python3 tools/test_gpu.py --sanitizer memcheck         (our kernels under compute-sanitizer)
+    python3 tools/test_gpu.py --shared-ranks 8             (many ranks, which take turns on the GPUs: slow)
+
+One GPU does for all but NCCL, with two ranks at most unless told.
 
 Needs the programs of build/PRESET, this Python's torch and nothing else: they may have been built on another machine.
 Where this Python has pytest, tests/gpu/test_*.py run too, unless a filter or a sanitizer is given. Exit code 0 only when
@@ -54,6 +57,7 @@ def main():
     parser.add_argument("--preset", default="release", help="the build to test, build/PRESET")
     parser.add_argument("--filter", default=EVERY, help="GoogleTest filter [%(default)s]")
     parser.add_argument("--jobs", type=int, default=JOBS, help="programs, or parts of one, at once [%(default)s]")
+    parser.add_argument("--shared-ranks", type=int, default=2, help="ranks that share GPUs where there are fewer, at most [%(default)s]")
     parser.add_argument("--sanitizer", choices=["memcheck", "racecheck", "initcheck", "synccheck"],
                         help="run kernels_test under this tool of compute-sanitizer")
     arguments = parser.parse_args()
@@ -62,6 +66,7 @@ def main():
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
         "NCCL_NVLS_ENABLE": "0",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "FSDPP_TEST_SHARED_RANKS": str(arguments.shared_ranks),
     }
     chosen = programs(arguments.preset)
     prefix = ["timeout", str(LIMIT_S)]
@@ -86,7 +91,8 @@ def main():
     if arguments.filter == EVERY and not arguments.sanitizer:
         # By itself, since it expects lost ranks to be named in time. It sets library path and multicast for its programs as a
         # user's shell would not.
-        cases += run_pytest(arguments.preset, {"OMP_NUM_THREADS": environment["OMP_NUM_THREADS"]})
+        kept = ("OMP_NUM_THREADS", "FSDPP_TEST_SHARED_RANKS")
+        cases += run_pytest(arguments.preset, {name: environment[name] for name in kept})
     checked = {
         figure: sum(results.sum_recorded(report, figure) for report in reports)
         for figure in ("parity_configurations", "hazards_checked")

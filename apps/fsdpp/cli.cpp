@@ -48,8 +48,10 @@ void add_options(CLI::App& train, Given& given) {
   train.add_option("--config", given.config_path, "TOML file with the values below")->type_name("FILE");
   train.add_option("--ranks", given.ranks, "processes to start on this machine [1]")->type_name("N");
   train
-      .add_option("--device", given.device,
-                  "where ranks compute: auto (GPUs where there are some), cpu, cuda [auto]")
+      .add_option(
+          "--device", given.device,
+          "where ranks compute: auto (GPUs where there are some), cpu, cuda, cuda-shared (ranks take turns "
+          "on the GPUs: slow) [auto]")
       ->type_name("NAME");
   for (const Entry& entry : entries()) {
     const std::string key(entry.key);
@@ -87,8 +89,9 @@ int parse_ranks(const std::string& text_of_ranks) {
 DeviceChoice parse_device(const std::string& name) {
   if (name == "auto") return DeviceChoice::automatic;
   if (name == "cpu") return DeviceChoice::cpu;
+  if (name == "cuda-shared") return DeviceChoice::cuda_shared;
   require(name == "cuda", "--device \"", name,
-          "\": expected one of auto, cpu, cuda; write for example --device cuda");
+          "\": expected one of auto, cpu, cuda, cuda-shared; write for example --device cuda");
   return DeviceChoice::cuda;
 }
 

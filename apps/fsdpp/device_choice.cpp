@@ -18,6 +18,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+std::string name_of(DeviceChoice wanted) {
+  return wanted == DeviceChoice::cuda ? "--device cuda" : "--device cuda-shared";
+}
+
 /// NVIDIA's driver shows its GPUs here; to look loads nothing of CUDA. A container may show GPUs that it does
 /// not lend: fsdpp-cuda asks the driver.
 bool machine_shows_gpu() {
@@ -39,7 +43,7 @@ Place hand_over(DeviceChoice wanted, const std::vector<std::string>& command) {
   if (access(program.c_str(), X_OK) != 0) {
     const std::string missing = text("this program computes on CPUs alone, and there is no ",
                                      program.string(), " to go on in its place");
-    require(wanted != DeviceChoice::cuda, "--device cuda: ", missing,
+    require(wanted == DeviceChoice::automatic, name_of(wanted), ": ", missing,
             shown ? "" : " (nor does this machine show an NVIDIA GPU)",
             "; build it where there are a CUDA toolkit and a torch with CUDA, or give --device cpu");
     return {.note = text("there is a GPU, but ", missing)};
@@ -60,19 +64,20 @@ Place choose_place(DeviceChoice wanted, const comm::Identity& identity, int rank
   if (!built_for_gpus()) return hand_over(wanted, command);
   const int gpus = gpu_count();
   if (gpus == 0) {
-    require(wanted != DeviceChoice::cuda,
-            "--device cuda: there is no GPU that this process can use; look at nvidia-smi and at "
+    require(wanted == DeviceChoice::automatic, name_of(wanted),
+            ": there is no GPU that this process can use; look at nvidia-smi and at "
             "CUDA_VISIBLE_DEVICES, or give --device cpu");
     return {.note = "there is no GPU that this process can use"};
   }
   // Under another launcher each rank may see its own GPU alone.
-  require(ranks == identity.ranks || ranks <= gpus, "--ranks ", ranks, ": this process can use ", gpus,
-          gpus == 1 ? " GPU" : " GPUs", ", and each rank needs one of its own; give --ranks ", gpus,
-          ", or --device cpu");
-  return {.gpu = 0};
+  const bool shared = wanted == DeviceChoice::cuda_shared;
+  require(shared || ranks == identity.ranks || ranks <= gpus, "--ranks ", ranks, ": this process can use ",
+          gpus, gpus == 1 ? " GPU" : " GPUs", ", and each rank needs one of its own; give --ranks ", gpus,
+          ", or --device cpu, or --device cuda-shared (ranks take turns on a GPU: slow)");
+  return {.gpu = 0, .shared = shared};
 }
 
-int gpu_of(const comm::Identity& identity) {
+int gpu_of(const comm::Identity& identity, bool shared) {
   const int gpus = gpu_count();
   if (gpus == 1) return 0;  // some launchers show each rank its own GPU alone
   int gpu = identity.rank;
@@ -84,9 +89,10 @@ int gpu_of(const comm::Identity& identity) {
             "\": expected a whole number from 0, the number of this rank on its host; correct it or leave it "
             "out");
   }
+  if (shared) return gpu % gpus;
   require(gpu < gpus, "rank ", identity.rank, " would compute on GPU ", gpu, ", but this process can use ",
           gpus, " of them, and each rank needs one of its own; start at most ", gpus,
-          " ranks, or give --device cpu");
+          " ranks, or give --device cpu, or --device cuda-shared (ranks take turns on a GPU: slow)");
   return gpu;
 }
 

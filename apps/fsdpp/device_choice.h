@@ -12,11 +12,13 @@ enum class DeviceChoice {
   automatic,  // GPUs where there are some, else the CPU
   cpu,
   cuda,
+  cuda_shared,  // GPUs, on each of which several ranks may take turns
 };
 
 /// Where a rank computes.
 struct Place {
   int gpu = -1;           // this process's number of its GPU; -1: the CPU
+  bool shared = false;    // ranks may share GPUs
   std::string note = {};  // why on the CPU, where a GPU might be expected
 };
 
@@ -30,7 +32,8 @@ struct Place {
                                  const std::vector<std::string>& command);
 
 /// The GPU of the rank that this process is: LOCAL_RANK as torchrun and our launcher give it, else the rank,
-/// since all ranks are on one host. Throws UsageError that names both when there is no such GPU.
-[[nodiscard]] int gpu_of(const comm::Identity& identity);
+/// since all ranks are on one host; where GPUs are `shared` these go round. Throws UsageError that names both
+/// when there is no such GPU.
+[[nodiscard]] int gpu_of(const comm::Identity& identity, bool shared);
 
 }  // namespace fsdpp::app

@@ -16,11 +16,12 @@ namespace fsdpp::app {
 /// GPUs that this process can use; 0 also where there is no driver. Starts no thread that takes signals.
 [[nodiscard]] int gpu_count() noexcept;
 
-/// Gives `group` lanes on GPU `gpu` (one rank per GPU) and makes the device that runs them; a high-priority
-/// stream of it is then current in this thread. Collective; before the model is made. While the group lives,
-/// a rank that is lost ends this process with kLostPeer. Throws UsageError as comm::use_cuda_lanes does, and
-/// where the program is not built for GPUs.
-[[nodiscard]] std::unique_ptr<device::Device> make_gpu_lanes(comm::PeerGroup& group, int gpu);
+/// Gives `group` lanes on GPU `gpu` (one rank per GPU, or several with `share_gpus`) and makes the device
+/// that runs them; a high-priority stream of it is then current in this thread. Collective; before the model
+/// is made. While the group lives, a rank that is lost ends this process with kLostPeer. Throws UsageError as
+/// comm::use_cuda_lanes does, and where the program is not built for GPUs.
+[[nodiscard]] std::unique_ptr<device::Device> make_gpu_lanes(comm::PeerGroup& group, int gpu,
+                                                             bool share_gpus);
 
 /// Bytes taken of the current GPU's memory by everybody, as the driver sees it.
 /// Only after make_gpu_lanes().

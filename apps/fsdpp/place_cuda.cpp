@@ -36,8 +36,8 @@ int gpu_count() noexcept {
   return count;
 }
 
-std::unique_ptr<device::Device> make_gpu_lanes(comm::PeerGroup& group, int gpu) {
-  comm::use_cuda_lanes(group, gpu, comm::CudaVia::automatic, kLostPeer);
+std::unique_ptr<device::Device> make_gpu_lanes(comm::PeerGroup& group, int gpu, bool share_gpus) {
+  comm::use_cuda_lanes(group, gpu, {.lost_exit_code = kLostPeer, .share_gpus = share_gpus});
   device::use_compute_stream(gpu);
   device::use_growing_memory();
   return device::make_cuda_device(gpu);

@@ -7,7 +7,7 @@ bool built_for_gpus() noexcept { return false; }
 
 int gpu_count() noexcept { return 0; }
 
-std::unique_ptr<device::Device> make_gpu_lanes(comm::PeerGroup& /*group*/, int gpu) {
+std::unique_ptr<device::Device> make_gpu_lanes(comm::PeerGroup& /*group*/, int gpu, bool /*share_gpus*/) {
   throw UsageError(text("GPU ", gpu, ": this program computes on CPUs alone; use fsdpp-cuda"));
 }
 

@@ -61,8 +61,11 @@ std::string device_line(const Place& place, const runtime::ShardedModel& sharded
   const char* numbers = !bf16  ? ", fp32"
                         : main ? ", bf16 with fp32 main weights"
                                : ", bf16, main weights too";
-  return text(place.gpu >= 0 ? "a GPU per rank" : "CPU", numbers, ", lanes through ",
-              group.lanes().describe(), place.note.empty() ? "" : "; on CPUs since ", place.note);
+  return text(place.gpu < 0  ? "CPU"
+              : place.shared ? "GPUs that ranks share"
+                             : "a GPU per rank",
+              numbers, ", lanes through ", group.lanes().describe(),
+              place.note.empty() ? "" : "; on CPUs since ", place.note);
 }
 
 }  // namespace

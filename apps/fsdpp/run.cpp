@@ -94,7 +94,7 @@ int execute(int argc, char** argv, const comm::Identity& identity, bool& on_gpu)
     checked = true;
     if (ranks > identity.ranks) return launch(ranks, std::move(command));
     on_gpu = place.gpu >= 0;
-    if (on_gpu) place.gpu = gpu_of(identity);
+    if (on_gpu) place.gpu = gpu_of(identity, place.shared);
     train(config, corpus, identity, place);
     return 0;
   } catch (const UsageError& error) {

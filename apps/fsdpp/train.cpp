@@ -34,7 +34,8 @@ class Run {
       : config_(config),
         group_(group),
         place_(place),
-        trainer_(config, group, split, place.gpu >= 0 ? make_gpu_lanes(group, place.gpu) : nullptr),
+        trainer_(config, group, split,
+                 place.gpu >= 0 ? make_gpu_lanes(group, place.gpu, place.shared) : nullptr),
         output_(config.output, group.rank() == 0) {}
 
   void start(const data::Corpus& corpus) {

@@ -3,6 +3,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
+#include <cstdlib>
 #include <utility>
 #include <vector>
 
@@ -47,9 +48,24 @@ std::string no_access(int gpu, const std::vector<double>& buses) {
   return {};
 }
 
+// Whether two ranks use one GPU. Throws UsageError when they must not.
+bool find_sharers(const std::vector<double>& buses, const CudaLaneOptions& options) {
+  for (std::size_t a = 0; a < buses.size(); ++a) {
+    for (std::size_t b = 0; b < a; ++b) {
+      if (buses[a] != buses[b]) continue;
+      require(options.share_gpus, "ranks ", b, " and ", a, " both use the GPU at bus ", buses[a],
+              ": give each rank a GPU of its own, or let them share it (share_gpus)");
+      require(options.via != CudaVia::nccl, "ranks ", b, " and ", a,
+              " share a GPU, which NCCL does not allow: use peers, or give each rank a GPU of its own");
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
-void use_cuda_lanes(PeerGroup& group, int gpu, CudaVia via, int lost_exit_code) {
+void use_cuda_lanes(PeerGroup& group, int gpu, CudaLaneOptions options) {
   require(group.ranks() == 1 || group.describe() != "threads",
           "GPU lanes need ranks that are processes: autograd runs all of a process's CUDA backward in one "
           "thread");
@@ -57,22 +73,20 @@ void use_cuda_lanes(PeerGroup& group, int gpu, CudaVia via, int lost_exit_code) 
           device::cuda_devices(), "; start at most one rank per GPU");
   FSDPP_CUDA(cudaSetDevice(gpu));
   const std::vector<double> buses = group.exchange(std::vector<double>{own_gpu(gpu).bus});
-  for (std::size_t a = 0; a < buses.size(); ++a) {
-    for (std::size_t b = 0; b < a; ++b) {
-      require(buses[a] != buses[b], "ranks ", b, " and ", a, " both use the GPU at bus ", buses[a],
-              ": give each rank a GPU of its own");
-    }
-  }
+  const bool shared = find_sharers(buses, options);
   const std::string reason = no_access(gpu, buses);
   const std::vector<double> refused = group.exchange(std::vector<double>{reason.empty() ? 0.0 : 1.0});
   bool all = true;
   for (const double value : refused) all = all && value == 0.0;
-  require(via != CudaVia::peers || all, "peers were asked for, but ",
-          reason.empty() ? "another rank's GPU cannot address all others" : reason, ": use NCCL");
-  if (via == CudaVia::nccl || !all) {
+  require(all || (!shared && options.via != CudaVia::peers),
+          shared ? "ranks that share a GPU need peers, but " : "peers were asked for, but ",
+          reason.empty() ? "another rank's GPU cannot address all others" : reason,
+          shared ? ": give each rank a GPU of its own" : ": use NCCL");
+  if (options.via == CudaVia::nccl || !all) {
     group.set_lanes(make_nccl_lanes(group, gpu));
   } else {
-    group.set_lanes(make_cuda_peer_lanes(group, gpu, lost_exit_code));
+    if (shared) setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1", /*overwrite=*/1);
+    group.set_lanes(make_cuda_peer_lanes(group, gpu, options.lost_exit_code));
   }
 }
 

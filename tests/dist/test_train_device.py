@@ -67,7 +67,7 @@ def one_line(result):
 @pytest.mark.parametrize("name", ["gpu", "CUDA", "cuda:0", ""])
 def test_a_device_that_is_none(command, name):
     line = one_line(run(command(name)))
-    assert f'--device "{name}"' in line and "one of auto, cpu, cuda" in line
+    assert f'--device "{name}"' in line and "one of auto, cpu, cuda, cuda-shared" in line
 
 
 def test_a_misspelled_option_is_named(command):
@@ -75,9 +75,10 @@ def test_a_misspelled_option_is_named(command):
     assert "--devise is not an option" in line and "did you mean --device?" in line
 
 
-def test_cuda_without_a_program_for_gpus(command, folder_of_programs):
-    line = one_line(run(command("cuda"), program=folder_of_programs / "fsdpp"))
-    assert f"--device cuda: this program computes on CPUs alone, and there is no {folder_of_programs}/fsdpp-cuda" in line
+@pytest.mark.parametrize("device", ["cuda", "cuda-shared"])
+def test_cuda_without_a_program_for_gpus(command, folder_of_programs, device):
+    line = one_line(run(command(device), program=folder_of_programs / "fsdpp"))
+    assert f"--device {device}: this program computes on CPUs alone, and there is no {folder_of_programs}/fsdpp-cuda" in line
     assert ("nor does this machine show an NVIDIA GPU" in line) == (not shows_gpu())
     assert "--device cpu" in line and "CUDA toolkit" in line
 
@@ -129,9 +130,10 @@ def test_auto_stays_on_cpus_where_there_is_no_gpu(command, device):
 
 
 @needs_gpu_program
-def test_the_program_for_gpus_without_a_gpu(command):
-    line = one_line(run(command("cuda"), NO_GPU, program=GPU_PROGRAM))
-    assert "--device cuda: there is no GPU that this process can use" in line
+@pytest.mark.parametrize("device", ["cuda", "cuda-shared"])
+def test_the_program_for_gpus_without_a_gpu(command, device):
+    line = one_line(run(command(device), NO_GPU, program=GPU_PROGRAM))
+    assert f"--device {device}: there is no GPU that this process can use" in line
     assert "nvidia-smi" in line and "CUDA_VISIBLE_DEVICES" in line and "--device cpu" in line
 
 

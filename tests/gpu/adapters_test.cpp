@@ -60,7 +60,7 @@ void backward(Adapted& net, int rank, int index, const at::TensorOptions& place)
 bool train(comm::PeerGroup& group, at::ScalarType dtype, const runtime::Options& options) {
   const auto net = std::make_shared<Adapted>();
   const auto model = fully_shard(group, net, {{.modules = {net->first}}}, options,
-                                 device::make_cuda_device(group.rank(), {.poison = true}));
+                                 device::make_cuda_device(group.lanes().gpu(), {.poison = true}));
   Adapted oracle;
   bool right = true;
   for (int step = 0; step < 3; ++step) {
@@ -101,7 +101,7 @@ const RegisterGpuBody adapters("adapters", [](comm::PeerGroup& group) {
 class GpuAdapters : public testing::TestWithParam<int> {};
 
 TEST_P(GpuAdapters, TrainOnAFrozenBase) {
-  if (device::cuda_devices() < GetParam()) GTEST_SKIP() << "needs " << GetParam() << " GPUs";
+  if (const std::string why = no_gpus_for(GetParam()); !why.empty()) GTEST_SKIP() << why;
   record_figure("parity_configurations", run_on_gpus("adapters", GetParam()), "configurations of adapters ");
 }
 

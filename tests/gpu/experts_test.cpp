@@ -31,7 +31,7 @@ using runtime::Strategy;
 bool train_experts(comm::PeerGroup& group, Form form, at::ScalarType dtype, const Options& options) {
   const auto net = std::make_shared<ExpertNet>(form, Layers::fused);
   const auto model = fully_shard(group, net, std::vector{net->experts}, options,
-                                 device::make_cuda_device(group.rank(), {.poison = true}));
+                                 device::make_cuda_device(group.lanes().gpu(), {.poison = true}));
   ExpertNet oracle(form, Layers::oracle);
   bool right = true;
   for (int step = 0; step < 3; ++step) {
@@ -78,7 +78,7 @@ const RegisterGpuBody experts("experts", [](comm::PeerGroup& group) {
 });
 
 const RegisterGpuBody own("own_gradients", [](comm::PeerGroup& group) {
-  const auto lanes = device::make_cuda_device(group.rank(), {});
+  const auto lanes = device::make_cuda_device(group.lanes().gpu(), {});
   const at::TensorOptions place = on(group, at::kBFloat16);
   const at::Tensor weight = at::full({8, 16}, 1.0, place).requires_grad_();
   const at::Tensor expert = at::full({2, 8, 16}, 1.0, place).requires_grad_();
@@ -106,7 +106,7 @@ const RegisterGpuBody experts_on_a_mesh("experts_on_a_mesh", [](comm::PeerGroup&
       const Options options{.strategy = strategy,
                             .combine = mean ? runtime::Combine::mean : runtime::Combine::sum};
       const auto model = fully_shard(mesh, own, std::vector<std::shared_ptr<torch::nn::Module>>{}, options,
-                                     device::make_cuda_device(group.rank(), {.poison = true}));
+                                     device::make_cuda_device(group.lanes().gpu(), {.poison = true}));
       Experts oracle(Form::list, /*oracle=*/true);
       for (int step = 0; step < 3; ++step) {
         backward_of_own(*own, group.rank(), ranks, step, on(group, at::kFloat));
@@ -139,7 +139,7 @@ bool steps_like_one_process(comm::PeerGroup& group, comm::MeshGroup& replicas, c
   for (const auto& block : net->units())
     units.push_back({.modules = {block}, .choice = choices[units.size()]});
   const bool narrow = choices[0].accumulation_dtype == at::kBFloat16;
-  auto lanes = device::make_cuda_device(group.rank(), {.poison = true});
+  auto lanes = device::make_cuda_device(group.lanes().gpu(), {.poison = true});
   const auto model = hybrid ? fully_shard(replicas, net, units, options, std::move(lanes))
                             : fully_shard(group, net, units, options, std::move(lanes));
   optim::AdamW adamw(*model, {});
@@ -210,7 +210,7 @@ class GpuBodies : public testing::TestWithParam<std::tuple<const char*, int, con
 
 TEST_P(GpuBodies, GiveWhatOneProcessGives) {
   const auto [body, ranks, via] = GetParam();
-  if (device::cuda_devices() < ranks) GTEST_SKIP() << "needs " << ranks << " GPUs";
+  if (const std::string why = no_gpus_for(ranks, via); !why.empty()) GTEST_SKIP() << why;
   record_figure("parity_configurations", run_on_gpus(body, ranks, {{"FSDPP_TEST_VIA", via}}),
                 "configurations of experts ");
 }

@@ -7,6 +7,7 @@
 #include <iostream>
 #include <vector>
 
+#include "fsdpp/base/error.h"
 #include "fsdpp/comm/connect.h"
 #include "fsdpp/comm/cuda.h"
 #include "fsdpp/device/cuda.h"
@@ -16,6 +17,7 @@ namespace {
 
 constexpr std::chrono::minutes kLimit(4);
 constexpr int kWrong = 3;
+constexpr int kSharedRanks = 2;
 
 comm::CudaVia via() {
   const char* name = std::getenv("FSDPP_TEST_VIA");
@@ -26,7 +28,8 @@ comm::CudaVia via() {
 int run_body(const std::string& name) {
   try {
     const auto group = comm::connect(std::chrono::seconds(30));
-    comm::use_cuda_lanes(*group, group->rank(), via());
+    const int gpus = device::cuda_devices();
+    comm::use_cuda_lanes(*group, group->rank() % gpus, {.via = via(), .share_gpus = group->ranks() > gpus});
     const bool right = gpu_bodies().at(name)(*group);
     group->barrier();
     return right && !testing::Test::HasFailure() ? 0 : kWrong;
@@ -45,8 +48,16 @@ std::map<std::string, GpuBody>& gpu_bodies() {
   return bodies;
 }
 
+std::string no_gpus_for(int ranks, const std::string& via) {
+  const int gpus = device::cuda_devices();
+  if (gpus >= ranks) return {};
+  if (gpus == 0 || via == "nccl") return text("needs ", ranks, ranks == 1 ? " GPU" : " GPUs");
+  const char* given = std::getenv("FSDPP_TEST_SHARED_RANKS");
+  if (ranks <= (given != nullptr ? std::atoi(given) : kSharedRanks)) return {};
+  return text("needs ", ranks, " GPUs, or FSDPP_TEST_SHARED_RANKS=", ranks, " to share them: slow");
+}
+
 std::string run_on_gpus(const std::string& name, int ranks, const Variables& variables) {
-  if (device::cuda_devices() < ranks) return {};
   std::vector<RankProcess> processes = start_ranks(name, ranks, free_port(), variables);
   for (RankProcess& process : processes) {
     EXPECT_EQ(process.wait(kLimit), 0) << process.output();

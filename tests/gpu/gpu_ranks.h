@@ -11,8 +11,8 @@
 
 namespace fsdpp::test {
 
-/// What a rank process does: throws, or returns false, when something is wrong. It is alone on its GPU, whose
-/// lanes the group has.
+/// What a rank process does: throws, or returns false, when something is wrong. The group has the lanes of
+/// its GPU, which ranks share where there are fewer GPUs.
 using GpuBody = std::function<bool(comm::PeerGroup& group)>;
 
 /// The bodies of a test program, by name.
@@ -22,9 +22,13 @@ struct RegisterGpuBody {
   RegisterGpuBody(const std::string& name, GpuBody body) { gpu_bodies()[name] = std::move(body); }
 };
 
-/// Runs body `name` on `ranks` processes with a GPU each; fails the test with their output unless all return
-/// true in time. Does nothing where there are fewer GPUs: skip before. `variables` reach the bodies;
-/// FSDPP_TEST_VIA = peers or nccl says how the GPUs reach each other. Returns what rank 0 printed.
+/// Why `ranks` ranks that reach each other `via` peers or nccl are not run here, empty when they are: where
+/// there are fewer GPUs peers share them, up to $FSDPP_TEST_SHARED_RANKS ranks (2); NCCL wants one for each.
+[[nodiscard]] std::string no_gpus_for(int ranks, const std::string& via = "peers");
+
+/// Runs body `name` on `ranks` processes; fails the test with their output unless all return true in time.
+/// `variables` reach the bodies; FSDPP_TEST_VIA = peers or nccl says how the GPUs reach each other. Returns
+/// what rank 0 printed.
 std::string run_on_gpus(const std::string& name, int ranks, const Variables& variables = {});
 
 /// Records, as figure `name` of the running test, the sum of the numbers that stand behind `words` in

@@ -29,7 +29,7 @@ constexpr double kLearningRate = 0.01;
 // `then`: what is done with the graph at last.
 std::vector<at::Tensor> train(comm::PeerGroup& group, runtime::Strategy strategy, bool rows, bool as_graph,
                               const std::function<void(device::CudaStepGraph&)>& then = {}) {
-  const at::Device place(at::kCUDA, static_cast<c10::DeviceIndex>(group.rank()));
+  const at::Device place(at::kCUDA, static_cast<c10::DeviceIndex>(group.lanes().gpu()));
   const IntegerModel model;
   const auto net = std::make_shared<IntegerNet>(model);
   runtime::Options options{.strategy = strategy,
@@ -37,7 +37,7 @@ std::vector<at::Tensor> train(comm::PeerGroup& group, runtime::Strategy strategy
                            .keep_gathered_bytes = rows ? -1 : 0,
                            .late_group_elements = rows ? 0 : -1};
   options.model_dtype = at::kBFloat16;
-  auto lanes = device::make_cuda_device(group.rank());
+  auto lanes = device::make_cuda_device(group.lanes().gpu());
   const auto sharded = rows ? fully_shard(group, net, net->units_with_rows(), options, std::move(lanes))
                             : fully_shard(group, net, net->units(), options, std::move(lanes));
   optim::AdamW optimizer(*sharded, {});
@@ -65,7 +65,7 @@ std::vector<at::Tensor> train(comm::PeerGroup& group, runtime::Strategy strategy
 }
 
 const RegisterGpuBody graph("graph", [](comm::PeerGroup& group) {
-  device::use_compute_stream(group.rank());
+  device::use_compute_stream(group.lanes().gpu());
   bool right = true;
   for (const runtime::Strategy strategy : runtime::kStrategies) {
     for (const bool rows : {false, true}) {
@@ -86,6 +86,7 @@ const RegisterGpuBody graph("graph", [](comm::PeerGroup& group) {
 constexpr int kLost = 4;  // use_cuda_lanes()
 
 const RegisterGpuBody lost("lost_in_a_replay", [](comm::PeerGroup& group) {
+  device::use_compute_stream(group.lanes().gpu());
   train(group, runtime::Strategy::optim_grads_params, /*rows=*/false, /*as_graph=*/true,
         [&](device::CudaStepGraph& graph) {
           if (group.rank() == 1) std::_Exit(0);
@@ -98,12 +99,12 @@ const RegisterGpuBody lost("lost_in_a_replay", [](comm::PeerGroup& group) {
 class GpuGraphs : public testing::TestWithParam<int> {};
 
 TEST_P(GpuGraphs, ReplaysHaveTheBitsOfEagerSteps) {
-  if (device::cuda_devices() < GetParam()) GTEST_SKIP() << "needs " << GetParam() << " GPUs";
+  if (const std::string why = no_gpus_for(GetParam()); !why.empty()) GTEST_SKIP() << why;
   run_on_gpus("graph", GetParam());
 }
 
 TEST(GpuGraph, AReplayWhoseRankIsGoneEndsWithItsName) {
-  if (device::cuda_devices() < 2) GTEST_SKIP() << "needs 2 GPUs";
+  if (const std::string why = no_gpus_for(2); !why.empty()) GTEST_SKIP() << why;
   std::vector<RankProcess> processes = start_ranks("lost_in_a_replay", 2, free_port());
   EXPECT_EQ(processes[1].wait(std::chrono::minutes(2)), 0) << processes[1].output();
   EXPECT_EQ(processes[0].wait(std::chrono::minutes(2)), kLost) << processes[0].output();

@@ -84,7 +84,7 @@ int64_t on_gpu(const device::Ledger& ledger) {
 }
 
 Held train(comm::PeerGroup& group, const Way& way) {
-  const at::Device place(at::kCUDA, static_cast<c10::DeviceIndex>(group.rank()));
+  const at::Device place(at::kCUDA, static_cast<c10::DeviceIndex>(group.lanes().gpu()));
   at::Generator generator =
       at::globalContext().getAcceleratorHooksInterface(at::kCUDA).getNewGenerator(place.index());
   const auto model = std::make_shared<nn::Llama>(shape(way), generator);
@@ -92,7 +92,7 @@ Held train(comm::PeerGroup& group, const Way& way) {
   options.delay_wgrad = way.delay_wgrad;
   options.offload = way.offload;
   const auto sharded =
-      fully_shard(group, model, model->units(), options, device::make_cuda_device(group.rank()));
+      fully_shard(group, model, model->units(), options, device::make_cuda_device(group.lanes().gpu()));
   optim::AdamW optimizer(*sharded, {});
   const at::Tensor text = at::randint(0, shape(way).vocabulary, {1, kTokens + 1}, generator,
                                       at::TensorOptions(place).dtype(at::kLong));
@@ -127,7 +127,7 @@ bool stays_near(comm::PeerGroup& group, const Way& way) {
 }
 
 const RegisterGpuBody memory("memory", [](comm::PeerGroup& group) {
-  device::use_compute_stream(group.rank());
+  device::use_compute_stream(group.lanes().gpu());
   device::use_growing_memory();
   at::set_num_threads(kThreads);
   train(group, ways().front());  // loads what CUDA's libraries load once
@@ -139,7 +139,7 @@ const RegisterGpuBody memory("memory", [](comm::PeerGroup& group) {
 class GpuMemory : public testing::TestWithParam<int> {};
 
 TEST_P(GpuMemory, Case46ReservedStaysNearAllocated) {
-  if (device::cuda_devices() < GetParam()) GTEST_SKIP() << "needs " << GetParam() << " GPUs";
+  if (const std::string why = no_gpus_for(GetParam()); !why.empty()) GTEST_SKIP() << why;
   std::cout << run_on_gpus("memory", GetParam());
 }
 

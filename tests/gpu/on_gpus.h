@@ -13,8 +13,9 @@
 namespace fsdpp::test {
 
 /// On this rank's GPU.
-inline at::TensorOptions on(const comm::PeerGroup& group, at::ScalarType dtype) {
-  return at::TensorOptions(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(group.rank()))).dtype(dtype);
+inline at::TensorOptions on(comm::PeerGroup& group, at::ScalarType dtype) {
+  return at::TensorOptions(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(group.lanes().gpu())))
+      .dtype(dtype);
 }
 
 /// Whether the gradients of what is trained are `oracle`'s, which is on the CPU; prints which are not.

@@ -231,7 +231,7 @@ bool train_all(comm::PeerGroup& group, const device::CudaOptions& lanes) {
     if (narrow_sums && group.lanes().collectives() != nullptr) continue;  // refused
     if (c.replicas > c.ranks || 2 * c.inner > c.ranks || !is_exact(c)) continue;
     const std::vector<OracleStep>& oracle = oracle_of(c);
-    const bool one = Training(replicas, c, device::make_cuda_device(group.rank(), lanes)).run(oracle);
+    const bool one = Training(replicas, c, device::make_cuda_device(group.lanes().gpu(), lanes)).run(oracle);
     if (!one) std::cerr << "wrong: " << name_of(c) << "\n";
     right = right && one;
     ++count;
@@ -262,7 +262,8 @@ bool train_with_delays(comm::PeerGroup& group, const Configuration& any) {
   const auto train = [&](int64_t which) {
     now = 0;
     chosen = which;
-    const bool one = Training(replicas, c, device::make_cuda_device(group.rank(), lanes), 2).run(oracle);
+    const bool one =
+        Training(replicas, c, device::make_cuda_device(group.lanes().gpu(), lanes), 2).run(oracle);
     if (!one) std::cerr << "wrong with operation " << which << " delayed: " << name_of(c) << "\n";
     operations = now;
     return one;
@@ -320,7 +321,7 @@ class GpuDelays : public testing::TestWithParam<std::tuple<std::string, int>> {}
 
 TEST_P(GpuDelays, EachOperationInTurnIsHeldUpAndTheBitsStayTheSame) {
   const auto& [body, ranks] = GetParam();
-  if (device::cuda_devices() < ranks) GTEST_SKIP() << "needs " << ranks << " GPUs";
+  if (const std::string why = no_gpus_for(ranks); !why.empty()) GTEST_SKIP() << why;
   record_figure("hazards_checked", run_on_gpus(body, ranks), "delayed operations ");
 }
 
@@ -342,7 +343,7 @@ class GpuParity : public testing::TestWithParam<std::tuple<int, const char*>> {}
 
 TEST_P(GpuParity, TrainsWithTheBitsOfOneProcess) {
   const auto [ranks, via] = GetParam();
-  if (device::cuda_devices() < ranks) GTEST_SKIP() << "needs " << ranks << " GPUs";
+  if (const std::string why = no_gpus_for(ranks, via); !why.empty()) GTEST_SKIP() << why;
   const std::string printed =
       run_on_gpus("parity", ranks, {{"FSDPP_TEST_VIA", via}, {"FSDPP_TEST_POISON", "1"}});
   record_figure("parity_configurations", printed, "configurations ");

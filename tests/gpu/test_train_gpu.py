@@ -1,4 +1,5 @@
-"""`fsdpp train` on this machine's GPUs: learns what CPUs learn, the same over 1 and 2, and names a rank that is stuck.
+"""`fsdpp train` on this machine's GPUs: learns what CPUs learn, the same on 1 rank and on 2, and names a rank that is stuck.
+Where there are fewer GPUs than ranks, these share them.
 
 Skipped where there is no GPU or no fsdpp-cuda, which may have been built on another machine. FSDPP_TEST_TEXT: a text
 to learn; else the project's own sources.
@@ -67,12 +68,26 @@ def gpus():
     return int(answer.stdout) if answer.returncode == 0 else 0
 
 
-def need(count):
-    """Skips the test that calls it unless there are `count` GPUs and the program."""
+def need(ranks=2):
+    """Skips the test that calls it unless there are GPUs for `ranks` ranks, which may share them as tests/gpu/gpu_ranks.h says,
+    and the program."""
     if not GPU_PROGRAM.exists():
         pytest.skip(f"no {GPU_PROGRAM.relative_to(ROOT)}: built only where there is a CUDA toolkit")
-    if gpus() < count:
-        pytest.skip(f"needs {count} GPUs, there are {gpus()}")
+    shared = int(os.environ.get("FSDPP_TEST_SHARED_RANKS", 2))
+    if gpus() < 1 or ranks > max(gpus(), shared):
+        pytest.skip(f"needs {ranks} GPUs, there are {gpus()}")
+
+
+def device(ranks):
+    return "cuda" if ranks <= gpus() else "cuda-shared"
+
+
+def on_device(ranks):
+    return ["--device", device(ranks), "--ranks", ranks]
+
+
+def device_line(ranks):
+    return "a GPU per rank" if ranks <= gpus() else "GPUs that ranks share"
 
 
 def own_sources(path):
@@ -113,21 +128,21 @@ class Trained:
 @pytest.fixture(scope="module")
 def on_cpus(text, tmp_path_factory):
     """What the same steps give on CPUs in fp32."""
-    need(1)
+    need()
     ranks = max(count for count in (1, 2, 4, 8) if count <= (os.cpu_count() or 1))
     return Trained(tmp_path_factory.mktemp("cpu"), text, ["--device", "cpu", "--ranks", ranks])
 
 
 @pytest.fixture(scope="module")
 def on_gpus(text, tmp_path_factory):
-    """Runs by number of GPUs, each made once."""
+    """Runs by number of ranks, each made once."""
     made = {}
 
     def get(count):
         need(count)
         if count not in made:
             folder = tmp_path_factory.mktemp("gpu")
-            made[count] = Trained(folder, text, ["--device", "cuda", "--ranks", count])
+            made[count] = Trained(folder, text, on_device(count))
         return made[count]
 
     return get
@@ -136,7 +151,7 @@ def on_gpus(text, tmp_path_factory):
 @pytest.mark.parametrize("count", [1, 2])
 def test_learns_what_cpus_learn(on_gpus, on_cpus, count):
     trained = on_gpus(count)
-    assert "a GPU per rank, bf16 with fp32 main weights, lanes through " in trained.out
+    assert f"{device_line(count)}, bf16 with fp32 main weights, lanes through " in trained.out
     assert trained.events[0]["device"] == "cuda" and on_cpus.events[0]["device"] == "cpu"
     assert len(trained.losses) == STEPS and len(trained.validations) == STEPS // 100
     assert abs(trained.losses[0] - math.log(257)) < 0.5  # knows nothing at first
@@ -147,7 +162,7 @@ def test_learns_what_cpus_learn(on_gpus, on_cpus, count):
     assert trained.figures["val_loss"] == pytest.approx(on_cpus.figures["val_loss"], rel=0.015)
 
 
-def test_two_gpus_learn_the_same_as_one(on_gpus):
+def test_two_ranks_learn_the_same_as_one(on_gpus):
     one, two = on_gpus(1), on_gpus(2)
     assert two.losses[0] == pytest.approx(one.losses[0], rel=1e-3)  # the same weights, rounded and summed otherwise
     assert two.losses[:10] == pytest.approx(one.losses[:10], rel=2e-3)
@@ -155,7 +170,7 @@ def test_two_gpus_learn_the_same_as_one(on_gpus):
 
 
 def test_in_fp32_the_losses_are_those_of_cpus(on_cpus, text, tmp_path):
-    need(1)
+    need()
     trained = Trained(tmp_path, text, ["--device", "cuda"], sharding__model_dtype="fp32")
     assert "a GPU per rank, fp32, lanes through " in trained.out
     assert trained.losses[:10] == pytest.approx(on_cpus.losses[:10], rel=2e-4)
@@ -164,38 +179,37 @@ def test_in_fp32_the_losses_are_those_of_cpus(on_cpus, text, tmp_path):
 
 
 def test_the_same_command_gives_the_same_bits(text, tmp_path):
-    need(1)
-    count = min(gpus(), 2)
-    again = Trained(tmp_path, text, ["--device", "cuda", "--ranks", count], train__steps=20, train__warmup_steps=10)
-    other = Trained(tmp_path, text, ["--device", "cuda", "--ranks", count], train__steps=20, train__warmup_steps=10)
+    need()
+    again = Trained(tmp_path, text, on_device(2), train__steps=20, train__warmup_steps=10)
+    other = Trained(tmp_path, text, on_device(2), train__steps=20, train__warmup_steps=10)
     assert again.losses == other.losses and again.norms == other.norms
     assert again.figures["sample"] == other.figures["sample"]
 
 
 @pytest.mark.parametrize("extra", VARIANTS, ids=lambda extra: next(iter(extra)))
 def test_variants_begin_the_same(text, tmp_path, extra):
-    need(2)
+    need()
     values = {"train__steps": 20, "train__warmup_steps": 10, "sample__bytes": 20} | extra
     alone = {name: value for name, value in values.items() if name not in OF_SEVERAL_RANKS}
     one = Trained(tmp_path, text, ["--device", "cuda"], **alone)
-    two = Trained(tmp_path, text, ["--device", "cuda", "--ranks", 2], **values)
+    two = Trained(tmp_path, text, on_device(2), **values)
     assert two.losses[:8] == pytest.approx(one.losses[:8], rel=1e-2)  # then roundings have grown
 
 
 @pytest.mark.parametrize("extra", MESHES, ids=lambda extra: list(extra)[-1])
 @pytest.mark.parametrize("count", [4, 8])
-def test_meshes_of_more_gpus_begin_the_same(text, tmp_path, count, extra):
+def test_meshes_of_more_ranks_begin_the_same(text, tmp_path, count, extra):
     need(count)
     few = {"train__steps": 20, "train__warmup_steps": 10, "sample__bytes": 20}
     one = Trained(tmp_path, text, ["--device", "cuda"], **few)
     extra = {name: value.format(half=count // 2) if isinstance(value, str) else value for name, value in extra.items()}
-    many = Trained(tmp_path, text, ["--device", "cuda", "--ranks", count], **few, **extra)
+    many = Trained(tmp_path, text, on_device(count), **few, **extra)
     assert many.losses[:8] == pytest.approx(one.losses[:8], rel=1e-2)
 
 
 def test_gpus_are_found_by_themselves(text, tmp_path):
     """Also from the program for CPUs, which the one for GPUs takes the place of."""
-    need(1)
+    need()
     few = {"train__steps": 4, "train__warmup_steps": 0, "sample__bytes": 10}
     for program in (FOLDER / "fsdpp", GPU_PROGRAM):
         if program.exists():
@@ -206,23 +220,23 @@ def test_gpus_are_found_by_themselves(text, tmp_path):
 
 
 def test_under_torchrun(text, tmp_path):
-    need(2)
+    need()
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
     few = {"train__steps": 20, "train__warmup_steps": 10}
-    launched = Trained(tmp_path, text, ["--device", "cuda"], launcher=launcher, **few)
-    ours = Trained(tmp_path, text, ["--device", "cuda", "--ranks", 2], **few)
+    launched = Trained(tmp_path, text, ["--device", device(2)], launcher=launcher, **few)
+    ours = Trained(tmp_path, text, on_device(2), **few)
     assert launched.losses == ours.losses
 
 
-@pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_more_ranks_than_gpus(text, tmp_path, device):
-    need(1)
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_more_ranks_than_gpus(text, tmp_path, name):
+    need()
     ranks = gpus() + 1
-    values = TINY | {"data.text": text, "data.cache": tmp_path / "tokens", "train.batch": 2 * ranks, "device": device}
+    values = TINY | {"data.text": text, "data.cache": tmp_path / "tokens", "train.batch": 2 * ranks, "device": name}
     result = run(["train", *options(values), "--ranks", str(ranks)], libraries(), program=GPU_PROGRAM)
     assert result.code == 2 and len(result.lines()) == 1, result
     assert f"--ranks {ranks}: this process can use {gpus()} GPU" in result.lines()[0]
-    assert f"give --ranks {gpus()}, or --device cpu" in result.lines()[0]
+    assert f"give --ranks {gpus()}, or --device cpu, or --device cuda-shared" in result.lines()[0]
 
 
 # Faults. Where every step is shown the ranks meet on the hosts too; where none is, only on the GPUs.
@@ -230,12 +244,12 @@ def test_more_ranks_than_gpus(text, tmp_path, device):
 
 @pytest.fixture
 def endless(tmp_path):
-    """An endless run on two GPUs, caught in its steps: (job, {rank: pid})."""
-    need(2)
+    """An endless run of two ranks, caught in its steps: (job, {rank: pid})."""
+    need()
     metrics = tmp_path / "metrics.jsonl"
 
     def start(log_every):
-        values = TINY | {"device": "cuda", "train.steps": 1_000_000, "train.eval_every": 0, "train.log_every": log_every,
+        values = TINY | {"device": device(2), "train.steps": 1_000_000, "train.eval_every": 0, "train.log_every": log_every,
                          "sharding.timeout_s": TIMEOUT_S, "data.text": write_text(tmp_path / "text.txt"),
                          "data.cache": tmp_path / "tokens", "output.metrics": metrics,
                          "output.results": tmp_path / "train.json"}
