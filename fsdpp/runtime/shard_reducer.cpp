@@ -12,6 +12,7 @@
 #include "fsdpp/runtime/replica_gradients.h"
 #include "fsdpp/runtime/rounded_sums.h"
 #include "fsdpp/runtime/row_exchange.h"
+#include "fsdpp/runtime/spilled_slot.h"
 
 namespace fsdpp::runtime {
 namespace {
@@ -88,7 +89,7 @@ class ShardReducer final : public Reducer {
 
   struct State {
     bool open = false;          // holds contributions of this backward
-    device::Memory spill;       // not empty: they are here instead of in the slot
+    SpilledSlot spill;          // not empty: they are here instead of in the slot
     int first = -1;             // reduces before the first contribution, late ones included; -1: none came
     uint32_t sequence = 0;      // of the last reduce
     device::Event pulled;       // on the reduce lane: our own pull of it
@@ -97,7 +98,7 @@ class ShardReducer final : public Reducer {
 
   State& state(int slot) { return states_[static_cast<std::size_t>(slot)]; }
   std::byte* place(int slot) {
-    return state(slot).spill.data() != nullptr ? state(slot).spill.data() : slots_.data(slot);
+    return state(slot).spill.empty() ? slots_.data(slot) : state(slot).spill.data();
   }
 
   GradSink slot_sink(const Parameter& parameter);
@@ -109,8 +110,6 @@ class ShardReducer final : public Reducer {
   void open_slot(int slot);
   void claim(int slot);
   void spill(int slot);
-  device::Memory ordinary_memory(int slot);
-  void drop_spill(int slot);
   void move_into_slot(int slot);
   [[nodiscard]] bool bytes_in_use(int slot);
   void reduce_whole(ParameterGroup& group, std::span<const buffer::ReduceTarget> outputs);
@@ -138,7 +137,7 @@ class ShardReducer final : public Reducer {
 // Another open slot lies on the same bytes.
 bool ShardReducer::bytes_in_use(int slot) {
   for (int other = 0; other < slots_.slots(); ++other) {
-    if (other != slot && state(other).open && state(other).spill.data() == nullptr &&
+    if (other != slot && state(other).open && state(other).spill.empty() &&
         slots_.plan().share_bytes(slot, other)) {
       return true;
     }
@@ -153,7 +152,7 @@ void ShardReducer::forget() {
     if (state(slot).open) slots_.move(slot, device::State::closed);
     state(slot).open = false;
     state(slot).first = -1;
-    drop_spill(slot);
+    state(slot).spill.drop(peers_.device(), slots_.group(slot));
     for (const auto& parameter : slots_.group(slot).parameters) {
       parameter->contributed = false;
       parameter->late.clear();
@@ -201,15 +200,14 @@ void ShardReducer::bring_back(Parameter& parameter) {
 }
 
 void ShardReducer::open_slot(int slot) {
-  State& opened = state(slot);
-  opened.open = true;
-  slots_.move(slot, device::State::open);
-  if (bytes_in_use(slot)) {
+  const bool beside = bytes_in_use(slot);
+  if (beside) {
+    state(slot).spill.take(peers_.device(), slots_.group(slot), ledger_);
     ++spills_;
-    opened.spill = ordinary_memory(slot);
-  } else {
-    claim(slot);
   }
+  state(slot).open = true;
+  slots_.move(slot, device::State::open);
+  if (!beside) claim(slot);
 }
 
 // The bytes are ours to write once every peer has pulled what last lay there.
@@ -226,42 +224,26 @@ void ShardReducer::claim(int slot) {
   slots_.begin_life(slot);
 }
 
-device::Memory ShardReducer::ordinary_memory(int slot) {
-  const ParameterGroup& group = slots_.group(slot);
-  device::Memory memory = peers_.device().allocate(static_cast<std::size_t>(group.slot_bytes()),
-                                                   "gradients beside the plan", ledger_);
-  peers_.device().acquire(LaneKind::compute, "spilled " + group.name, {memory.data(), memory.bytes()});
-  return memory;
-}
-
-void ShardReducer::drop_spill(int slot) {
-  device::Memory& memory = state(slot).spill;
-  if (memory.data() == nullptr) return;
-  peers_.device().wait(LaneKind::host, peers_.device().record(LaneKind::compute));
-  peers_.device().free(LaneKind::host, "spilled " + slots_.group(slot).name, {memory.data(), memory.bytes()});
-  memory = {};
-}
-
 // Moves what `slot` holds to ordinary memory.
 void ShardReducer::spill(int slot) {
+  const ParameterGroup& group = slots_.group(slot);
+  state(slot).spill.take(peers_.device(), group, ledger_);
   ++spills_;
-  device::Memory memory = ordinary_memory(slot);
-  peers_.device().copy(LaneKind::compute, "spill " + slots_.group(slot).name, memory.data(),
-                       slots_.data(slot), memory.bytes());
-  state(slot).spill = std::move(memory);
+  peers_.device().copy(LaneKind::compute, "spill " + group.name, state(slot).spill.data(), slots_.data(slot),
+                       static_cast<std::size_t>(group.slot_bytes()));
 }
 
 // Its turn to be reduced: the others on its bytes make room.
 void ShardReducer::move_into_slot(int slot) {
   for (int other = 0; other < slots_.slots(); ++other) {
-    const bool in_place = state(other).open && state(other).spill.data() == nullptr;
+    const bool in_place = state(other).open && state(other).spill.empty();
     if (other != slot && in_place && slots_.plan().share_bytes(slot, other)) spill(other);
   }
   claim(slot);
-  State& moved = state(slot);
-  peers_.device().copy(LaneKind::compute, "unspill " + slots_.group(slot).name, slots_.data(slot),
-                       moved.spill.data(), moved.spill.bytes());
-  drop_spill(slot);
+  const ParameterGroup& group = slots_.group(slot);
+  peers_.device().copy(LaneKind::compute, "unspill " + group.name, slots_.data(slot),
+                       state(slot).spill.data(), static_cast<std::size_t>(group.slot_bytes()));
+  state(slot).spill.drop(peers_.device(), group);
 }
 
 void ShardReducer::reduce(ParameterGroup& group) {
@@ -300,8 +282,7 @@ void ShardReducer::reduce_whole(ParameterGroup& group, std::span<const buffer::R
   if (!contributes && !peers_.tells_contributions()) open_slot(slot);  // its zeros say so
   if (current.open) {
     zero_missing(peers_.device(), group, place(slot));
-    if (current.spill.data() != nullptr)
-      move_into_slot(slot);  // waits for pulls of the reduce before this one
+    if (!current.spill.empty()) move_into_slot(slot);  // waits for pulls of the reduce before this one
   }
   slots_.move(slot, device::State::reducing);
   const uint32_t sequence = ++current.sequence;
