@@ -89,6 +89,7 @@ def main():
             "copy_us": round(copy_us, 2),
             "add_gbs": round(1e3 * work(SHAPES[SHAPE], GPUS, MODES["ours-slots"]).added_gb / sums_ms, 1),
         },
+        "machine_from": "beside compute, from traces",
         "rows": {SHAPE: rows},
     }
     options.out.write_text(json.dumps(content, indent=2) + "\n")

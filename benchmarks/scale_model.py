@@ -171,6 +171,7 @@ class Measured:
     gpu: str
     command: str
     machine: Machine
+    machine_from: str  # how its figures were found
     rows: dict  # shape -> row -> {"ms", "taken_gib"}
 
     @staticmethod
@@ -178,7 +179,7 @@ class Measured:
         if not path.exists():
             sys.exit(f"{path}: not there; expected what scale_measure.py writes: run it on a machine with two GPUs")
         content = json.loads(path.read_text())
-        return Measured(content["commit"], content["gpu"], content["command"], Machine(**content["machine"]), content["rows"])
+        return Measured(content["commit"], content["gpu"], content["command"], Machine(**content["machine"]), content["machine_from"], content["rows"])
 
     def floor_ms(self, name):
         """Of fp32 weight gradients: measured, or that of the largest measured shape by the number of operations."""

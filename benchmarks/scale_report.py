@@ -25,11 +25,26 @@ def measured_part(measured, fitted):
     machine = measured.machine
     return f"""## What two GPUs were measured to do
 
-{measured.gpu}, commit {measured.commit}: `{measured.command}`. Copies from a peer bring in {machine.link_gbs:.0f} GB/s beside compute,
-each takes {machine.copy_us:.1f} us beside its bytes, and the sum of ranks moves {machine.add_gbs:.0f} GB/s (from traces). Fitted: compute
-loses {fitted.per_gb:.3f} ms per GB copied beside it and {fitted.per_added_gb:.3f} ms per GB that the sum moves; a step has {fitted.constant:.2f} ms besides.
+{measured.gpu}, commit {measured.commit}:
+
+```sh
+{measured.command}
+```
+
+Copies from a peer bring in {machine.link_gbs:.0f} GB/s, each takes {machine.copy_us:.1f} us beside its bytes, and the
+sum of ranks moves {machine.add_gbs:.0f} GB/s ({measured.machine_from}).
+
+Fitted: compute loses {fitted.per_gb:.3f} ms per GB copied beside it and {fitted.per_added_gb:.3f} ms per GB that the sum moves; a step has
+{fitted.constant:.2f} ms besides. {unseen(fitted)}
 
 {table(head, rows)}"""
+
+
+def unseen(fitted):
+    """Of what is fitted, what did not show: the bound at 0 held it."""
+    names = {"copies": fitted.per_gb, "sums": fitted.per_added_gb, "a constant": fitted.constant}
+    zero = [name for name, value in names.items() if value == 0]
+    return f"No cost of {' and '.join(zero)} shows in these rows: with more GPUs it may." if zero else ""
 
 
 def host_part(measured, fitted: Fit):

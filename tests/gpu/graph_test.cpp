@@ -1,6 +1,5 @@
 // A whole training step as a CUDA graph: what it computes has the bits of the steps run one by one.
 #include <ATen/TensorOperators.h>
-#include <c10/cuda/CUDAException.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -28,7 +27,7 @@ constexpr double kLearningRate = 0.01;
 
 // `then`: what is done with the graph at last.
 std::vector<at::Tensor> train(comm::PeerGroup& group, runtime::Strategy strategy, bool rows, bool as_graph,
-                              const std::function<void(device::CudaStepGraph&)>& then = {}) {
+                              const std::function<void(device::CudaStepGraph&, device::Device&)>& then = {}) {
   const at::Device place(at::kCUDA, static_cast<c10::DeviceIndex>(group.lanes().gpu()));
   const IntegerModel model;
   const auto net = std::make_shared<IntegerNet>(model);
@@ -60,7 +59,7 @@ std::vector<at::Tensor> train(comm::PeerGroup& group, runtime::Strategy strategy
   for (int i = 0; i < kSteps; ++i) graph.replay();
   sharded->device().synchronize();
   group.barrier();
-  if (then) then(graph);
+  if (then) then(graph, sharded->device());
   return sharded->full_weights();
 }
 
@@ -88,10 +87,10 @@ constexpr int kLost = 4;  // use_cuda_lanes()
 const RegisterGpuBody lost("lost_in_a_replay", [](comm::PeerGroup& group) {
   device::use_compute_stream(group.lanes().gpu());
   train(group, runtime::Strategy::optim_grads_params, /*rows=*/false, /*as_graph=*/true,
-        [&](device::CudaStepGraph& graph) {
+        [&](device::CudaStepGraph& graph, device::Device& lanes) {
           if (group.rank() == 1) std::_Exit(0);
           graph.replay();
-          C10_CUDA_CHECK(cudaDeviceSynchronize());  // until the watchdog ends this process
+          lanes.synchronize();  // until the watchdog ends this process
         });
   return false;
 });

@@ -29,7 +29,7 @@ def measured(fitted, floors=None):
         for row, mode in MODES.items():
             rows[name][row] = {"ms": fitted.step_ms(floor, work(SHAPES[name], 2, mode), MACHINE), "taken_gib": 50.0}
         rows[name]["ours+adamw"] = {"ms": 220.0, "taken_gib": 50.0}
-    return Measured("abc", "2 GPUs", "bench_gpu.py", MACHINE, rows)
+    return Measured("abc", "2 GPUs", "bench_gpu.py", MACHINE, "beside compute, from traces", rows)
 
 
 def test_units_are_all_weights_but_the_embedding():
@@ -156,6 +156,11 @@ def test_the_report_has_every_table():
         assert words in text
     assert "nan" not in text and max(map(len, text.splitlines())) < 200
     assert all(math.isfinite(float(cell)) for line in text.splitlines() if line.startswith("| 1024") for cell in line.split("|")[1:-1])
+
+
+def test_what_the_bound_held_at_0_is_said():
+    assert "No cost of sums shows in these rows" in scale_report.report(measured(Fit(0.4, 0.0, 2.0)))
+    assert "No cost of" not in scale_report.report(measured(Fit(0.4, 0.6, 2.0)))
 
 
 def test_the_page_is_what_the_command_prints():
