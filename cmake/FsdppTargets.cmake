@@ -12,6 +12,14 @@ function(fsdpp_use_pch target)
   target_precompile_headers(${target} REUSE_FROM fsdpp_pch)
 endfunction()
 
+# Compiles the files of `target` several at a time: most of a file's time are libtorch's templates, which each instantiates
+# anew, precompiled header or not. So files of one target must not give two things one name, in unnamed namespaces neither.
+function(fsdpp_few_large_files target)
+  if(FSDPP_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 7)
+  endif()
+endfunction()
+
 # fsdpp_library(NAME name SOURCES a.cpp ... HEADERS a.h ... DEPENDS target ... [PCH])
 # Makes the static library fsdpp_<name>, alias fsdpp::<name>.
 function(fsdpp_library)
@@ -26,6 +34,7 @@ function(fsdpp_library)
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${L_NAME})
   if(L_PCH)
     fsdpp_use_pch(${target})
+    fsdpp_few_large_files(${target})
   endif()
   set_property(GLOBAL APPEND PROPERTY FSDPP_LIBRARIES ${target})
 endfunction()

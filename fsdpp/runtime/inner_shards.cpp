@@ -9,7 +9,7 @@ namespace fsdpp::runtime {
 namespace {
 
 using device::LaneKind;
-constexpr const char* kPurpose = "weights kept for neighbours";
+constexpr const char* kKeptForNeighbours = "weights kept for neighbours";
 
 std::unique_ptr<comm::PeerGroup> neighbours_of(comm::PeerGroup& shard, int size) {
   std::vector<int> members;
@@ -30,8 +30,8 @@ InnerShards::InnerShards(comm::PeerGroup& shard, int size, device::Device& devic
     offsets.push_back(bytes_);
     bytes_ += round_up(group->full_bytes() / size, kAlignment);
   }
-  memory_ = peers_.allocate(static_cast<std::size_t>(bytes_), kPurpose);
-  ledger_->add(kPurpose, bytes_);
+  memory_ = peers_.allocate(static_cast<std::size_t>(bytes_), kKeptForNeighbours);
+  ledger_->add(kKeptForNeighbours, bytes_);
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const ParameterGroup& group = *groups[i];
     const auto cut = std::make_shared<const layout::ShardLayout>(
@@ -47,7 +47,7 @@ InnerShards::InnerShards(comm::PeerGroup& shard, int size, device::Device& devic
   }
 }
 
-InnerShards::~InnerShards() { ledger_->remove(kPurpose, bytes_); }
+InnerShards::~InnerShards() { ledger_->remove(kKeptForNeighbours, bytes_); }
 
 void InnerShards::keep(const ParameterGroup& group, const std::byte* full, uint32_t epoch) {
   State& state = states_.at(&group);

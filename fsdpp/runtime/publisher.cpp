@@ -11,7 +11,7 @@ namespace fsdpp::runtime {
 namespace {
 
 using device::LaneKind;
-constexpr const char* kPurpose = "published weights";
+constexpr const char* kPublished = "published weights";
 constexpr const char* kKept = "full weights that stay";
 
 }  // namespace
@@ -37,7 +37,7 @@ Publisher::Publisher(Peers& peers, Peers* replicas, comm::PeerGroup& whole,
   }
   if (published_bytes_ + kept_bytes_ == 0) return;
   memory_ = allocate(whole);
-  ledger_->add(kPurpose, published_bytes_);
+  ledger_->add(kPublished, published_bytes_);
   ledger_->add(kKept, kept_bytes_);
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     if (shards_optimizer(groups_[i]->strategy)) place(*groups_[i], offsets[i], stays(groups_[i]));
@@ -47,8 +47,8 @@ Publisher::Publisher(Peers& peers, Peers* replicas, comm::PeerGroup& whole,
 // Memory that the ranks that shard can read, and the replicas if these read each other's.
 std::shared_ptr<comm::PeerMemory> Publisher::allocate(comm::PeerGroup& whole) {
   const auto bytes = static_cast<std::size_t>(published_bytes_ + kept_bytes_);
-  if (replicas_ == nullptr || !replicas_->addressable()) return peers_.allocate(bytes, kPurpose);
-  const auto all = whole.lanes().allocate(bytes, kPurpose);
+  if (replicas_ == nullptr || !replicas_->addressable()) return peers_.allocate(bytes, kPublished);
+  const auto all = whole.lanes().allocate(bytes, kPublished);
   replicas_memory_ = replicas_->view(all);
   return peers_.view(all);
 }
@@ -80,7 +80,7 @@ void Publisher::place(ParameterGroup& group, int64_t offset, bool stays) {
 Publisher::~Publisher() {
   for (ParameterGroup* group : groups_) group->published.reset();
   if (!memory_) return;
-  ledger_->remove(kPurpose, published_bytes_);
+  ledger_->remove(kPublished, published_bytes_);
   ledger_->remove(kKept, kept_bytes_);
 }
 

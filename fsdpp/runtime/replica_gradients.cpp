@@ -9,7 +9,7 @@ namespace fsdpp::runtime {
 namespace {
 
 using device::LaneKind;
-constexpr const char* kPurpose = "gradient shards";
+constexpr const char* kSummedShards = "gradient shards";
 constexpr auto kFp32Bytes = static_cast<int64_t>(sizeof(float));
 
 int64_t bytes_of(const ParameterGroup& group) { return group.layout->shard_numel() * kFp32Bytes; }
@@ -22,19 +22,19 @@ ReplicaGradients::ReplicaGradients(Peers& replicas, const std::vector<ParameterG
   int64_t largest = 0;
   for (const ParameterGroup* group : groups) {
     State& made = states_[group];
-    made.memory = replicas_.allocate(static_cast<std::size_t>(bytes_of(*group)), kPurpose);
+    made.memory = replicas_.allocate(static_cast<std::size_t>(bytes_of(*group)), kSummedShards);
     made.layout = std::make_shared<const layout::ShardLayout>(layout::ShardLayout::flat(
         {{group->name, {group->layout->shard_numel()}}}, kFp32Bytes, replicas_.ranks()));
     FSDPP_INVARIANT(made.layout->padding_numel() == 0, "the shard of ", group->name, " cannot be cut in ",
                     replicas_.ranks());
-    ledger_->add(kPurpose, bytes_of(*group));
+    ledger_->add(kSummedShards, bytes_of(*group));
     largest = std::max(largest, bytes_of(*group) / replicas_.ranks());
   }
   replicas_.prepare_staging(largest, ledger_);
 }
 
 ReplicaGradients::~ReplicaGradients() {
-  for (const auto& [group, made] : states_) ledger_->remove(kPurpose, bytes_of(*group));
+  for (const auto& [group, made] : states_) ledger_->remove(kSummedShards, bytes_of(*group));
 }
 
 float* ReplicaGradients::shard(const ParameterGroup& group) const {

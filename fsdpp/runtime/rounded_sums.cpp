@@ -10,7 +10,7 @@ namespace fsdpp::runtime {
 namespace {
 
 using device::LaneKind;
-constexpr auto kFp32Bytes = static_cast<int64_t>(sizeof(float));
+constexpr auto kSumBytes = static_cast<int64_t>(sizeof(float));
 
 }  // namespace
 
@@ -19,7 +19,7 @@ RoundedSums::RoundedSums(Peers& peers, const std::vector<ParameterGroup*>& group
     : peers_(peers) {
   int64_t largest = 0;
   for (const ParameterGroup* group : groups) {
-    if (group->rounds_sums()) largest = std::max(largest, group->layout->shard_numel() * kFp32Bytes);
+    if (group->rounds_sums()) largest = std::max(largest, group->layout->shard_numel() * kSumBytes);
   }
   if (largest == 0) return;
   memory_ = peers_.device().allocate(static_cast<std::size_t>(largest), "sums before they are rounded",
@@ -34,9 +34,9 @@ void RoundedSums::store(const ParameterGroup& group, std::span<const buffer::Red
   const auto element = static_cast<int64_t>(c10::elementSize(group.gradient_dtype));
   for (const buffer::ReduceTarget& output : outputs) {
     const layout::Segment& segment = output.segment;
-    const Elements sum{memory_.data() + segment.shard_offset * kFp32Bytes, at::kFloat, group.place};
+    const Elements sum{memory_.data() + segment.shard_offset * kSumBytes, at::kFloat, group.place};
     const Elements stored{static_cast<std::byte*>(output.out), group.gradient_dtype, group.place};
-    device::Access access{{bytes_at(sum.data, segment.count * kFp32Bytes)},
+    device::Access access{{bytes_at(sum.data, segment.count * kSumBytes)},
                           {bytes_at(stored.data, segment.count * element)}};
     if (output.add) access.reads.push_back(bytes_at(stored.data, segment.count * element));
     peers_.device().run(LaneKind::reduce, "round " + group.name, std::move(access),

@@ -15,7 +15,7 @@ namespace fsdpp::runtime {
 namespace {
 
 using device::LaneKind;
-constexpr const char* kPurpose = "embedding rows";
+constexpr const char* kRows = "embedding rows";
 constexpr auto kIdBytes = static_cast<int64_t>(sizeof(int64_t));
 
 }  // namespace
@@ -32,7 +32,7 @@ RowExchange::RowExchange(Peers& peers, Peers& everyone, Publisher& publisher, Pa
       row_bytes_(dim_ * group.element_bytes()) {}
 
 RowExchange::~RowExchange() {
-  if (memory_) ledger_->remove(kPurpose, bytes_);
+  if (memory_) ledger_->remove(kRows, bytes_);
 }
 
 int64_t* RowExchange::ids(int rank) const { return reinterpret_cast<int64_t*>(memory_->peer(rank)); }
@@ -62,9 +62,9 @@ void RowExchange::reserve(int64_t rows_needed) {
   const int64_t* old_ids = old ? ids(own) : nullptr;
   const std::byte* old_rows = old ? rows(own) : nullptr;
   const int64_t bytes = round_up(rows_needed * kIdBytes, kAlignment) + rows_needed * row_bytes_;
-  memory_ = peers_.allocate(static_cast<std::size_t>(bytes), kPurpose);
-  if (old) ledger_->remove(kPurpose, bytes_);
-  ledger_->add(kPurpose, bytes);
+  memory_ = peers_.allocate(static_cast<std::size_t>(bytes), kRows);
+  if (old) ledger_->remove(kRows, bytes_);
+  ledger_->add(kRows, bytes);
   capacity_ = rows_needed;
   bytes_ = bytes;
   if (taken_ == 0) return;

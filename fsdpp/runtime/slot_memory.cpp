@@ -10,7 +10,7 @@ namespace fsdpp::runtime {
 namespace {
 
 using device::LaneKind;
-constexpr const char* kPurpose = "gradient slots";
+constexpr const char* kSlots = "gradient slots";
 
 }  // namespace
 
@@ -25,7 +25,7 @@ SlotMemory::SlotMemory(Peers& peers, std::vector<ParameterGroup*> groups, layout
 SlotMemory::~SlotMemory() {
   if (memory_) {
     device::unpoison(memory_->peer(peers_.rank()), memory_->bytes());
-    ledger_->remove(kPurpose, allocated_);
+    ledger_->remove(kSlots, allocated_);
   }
 }
 
@@ -34,9 +34,9 @@ void SlotMemory::replan(layout::ArenaPlan plan) {
   if (plan_.bytes() > allocated_) {
     if (memory_) {
       peers_.device().wait(LaneKind::host, peers_.device().record(LaneKind::gather));  // see retire_all
-      peers_.device().free(LaneKind::host, kPurpose, {memory_->peer(peers_.rank()), memory_->bytes()});
+      peers_.device().free(LaneKind::host, kSlots, {memory_->peer(peers_.rank()), memory_->bytes()});
       memory_.reset();
-      ledger_->remove(kPurpose, allocated_);
+      ledger_->remove(kSlots, allocated_);
     }
     allocate();
   }
@@ -45,8 +45,8 @@ void SlotMemory::replan(layout::ArenaPlan plan) {
 void SlotMemory::allocate() {
   allocated_ = plan_.bytes();
   if (allocated_ == 0) return;
-  memory_ = peers_.allocate(static_cast<std::size_t>(allocated_), kPurpose);
-  ledger_->add(kPurpose, allocated_);
+  memory_ = peers_.allocate(static_cast<std::size_t>(allocated_), kSlots);
+  ledger_->add(kSlots, allocated_);
   retire_all();
 }
 

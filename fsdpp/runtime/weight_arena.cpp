@@ -10,7 +10,7 @@ namespace fsdpp::runtime {
 namespace {
 
 using device::LaneKind;
-constexpr const char* kPurpose = "full weights";
+constexpr const char* kFullWeights = "full weights";
 
 }  // namespace
 
@@ -26,9 +26,9 @@ void WeightArena::replan(layout::ArenaPlan plan) {
   device_.synchronize();  // the places' last readers may still run
   plan_ = std::move(plan);
   if (static_cast<int64_t>(arena_.bytes()) != plan_.bytes()) {
-    device_.free(LaneKind::host, kPurpose, {arena_.data(), arena_.bytes()});
+    device_.free(LaneKind::host, kFullWeights, {arena_.data(), arena_.bytes()});
     arena_ = {};  // first, so that the two are never held together
-    arena_ = device_.allocate(static_cast<std::size_t>(plan_.bytes()), kPurpose, ledger_);
+    arena_ = device_.allocate(static_cast<std::size_t>(plan_.bytes()), kFullWeights, ledger_);
   }
   device::poison(arena_.data(), arena_.bytes());
   places_.clear();

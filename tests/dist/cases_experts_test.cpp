@@ -22,7 +22,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::cases_experts_test {
 namespace {
 
 using device::Operation;
@@ -277,4 +277,4 @@ TEST(ExpertsOnAMesh, AModelAroundThemLeavesThemOut) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::cases_experts_test

@@ -11,7 +11,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::cases_gradients_test {
 namespace {
 
 using device::OperationKind;
@@ -287,4 +287,4 @@ TEST_P(CasesOfSums, Case13AMeanIsAMean) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::cases_gradients_test

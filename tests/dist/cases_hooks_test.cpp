@@ -9,7 +9,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::cases_hooks_test {
 namespace {
 
 using device::OperationKind;
@@ -298,4 +298,4 @@ TEST_P(CasesOfHooks, Case10AHookOfAFullWeightSeesTheGradientOfOneBackward) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::cases_hooks_test

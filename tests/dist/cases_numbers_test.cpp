@@ -18,7 +18,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::cases_numbers_test {
 namespace {
 
 constexpr int64_t kDim = 8;
@@ -395,4 +395,4 @@ TEST(CasesOfFigures, Case49HostTimePerUnitAndStepIsPrinted) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::cases_numbers_test

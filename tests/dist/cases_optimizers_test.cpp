@@ -13,7 +13,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::cases_optimizers_test {
 namespace {
 
 constexpr int64_t kDim = 8;
@@ -118,4 +118,4 @@ TEST_P(CasesOfOptimizers, Case35AdamWEqualsTorchsOverTenSteps) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::cases_optimizers_test

@@ -4,7 +4,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::cases_order_test {
 namespace {
 
 using device::LaneKind;
@@ -151,4 +151,4 @@ TEST_P(CasesOfWaits, Case46EachUnitAndPassAsksWhetherTheHostIsTooFarAhead) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::cases_order_test

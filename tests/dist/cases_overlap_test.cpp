@@ -4,7 +4,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::cases_overlap_test {
 namespace {
 
 using device::LaneKind;
@@ -158,4 +158,4 @@ TEST(CasesOfOrder, Case43ThePrefetchBudgetIsACap) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::cases_overlap_test

@@ -5,7 +5,7 @@
 #include "tests/support/noting_lanes.h"
 #include "tests/support/row_model.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::cases_peer_memory_test {
 namespace {
 
 constexpr int64_t kDim = RowModel::kDim;
@@ -136,4 +136,4 @@ TEST(CasesOfGrowth, Case48GrowthOnOneRankAloneIsAnErrorInTime) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::cases_peer_memory_test

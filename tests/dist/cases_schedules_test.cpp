@@ -12,7 +12,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::cases_schedules_test {
 namespace {
 
 using device::OperationKind;
@@ -366,4 +366,4 @@ TEST_P(CasesOfSchedules, AUnitHeldByHandIsNotGatheredAgain) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::cases_schedules_test

@@ -12,7 +12,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::cases_state_test {
 namespace {
 
 using device::Operation;
@@ -275,4 +275,4 @@ TEST_P(CasesOfState, Case38AdaptersOfAFrozenBaseGetGradientsAlsoUnderRecompute) 
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::cases_state_test

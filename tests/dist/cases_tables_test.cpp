@@ -10,7 +10,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::cases_tables_test {
 namespace {
 
 using device::Operation;
@@ -124,4 +124,4 @@ TEST_P(CasesOfTables, Case15ATableThatIsTheHeadIsReducedOnce) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::cases_tables_test

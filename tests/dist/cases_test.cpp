@@ -7,7 +7,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::cases_test {
 namespace {
 
 using device::Operation;
@@ -319,4 +319,4 @@ TEST_P(Cases, Case42DataDependentBranchesBetweenSteps) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::cases_test

@@ -13,7 +13,7 @@
 #include "tests/support/small_model_ranks.h"
 #include "tests/support/thread_c10d.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::collectives_test {
 namespace {
 
 using device::OperationKind;
@@ -165,4 +165,4 @@ TEST(Collectives, AUnitThatNobodyUsedAddsZerosThroughC10d) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::collectives_test

@@ -13,7 +13,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::custom_sink_test {
 namespace {
 
 constexpr int64_t kWidth = 70;  // more than one rank's part of it
@@ -73,4 +73,4 @@ TEST(CustomSinkAlone, TheDocumentShowsWhatRuns) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::custom_sink_test

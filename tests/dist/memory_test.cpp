@@ -13,7 +13,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::memory_test {
 namespace {
 
 using device::OperationKind;
@@ -310,4 +310,4 @@ TEST(CasesOfMemory, Case47AGraphThatOutlivesTheModelSaysSo) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::memory_test

@@ -3,7 +3,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::offload_test {
 namespace {
 
 constexpr int64_t kDim = 8;
@@ -77,4 +77,4 @@ TEST_P(Offload, AdamWOnTheHostStepsAsWithTheLanes) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::offload_test

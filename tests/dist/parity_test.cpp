@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -305,9 +306,9 @@ Axes axes_of(const Configuration& c) {
           {"wgrad", c.delayed ? "delayed" : "in the backward"}};
 }
 
-bool refused(const std::string& a, const std::string& b) {
+bool refused(std::string_view a, std::string_view b) {
   const bool unsharded = a == "strategy no_shard" || b == "strategy no_shard";
-  const auto either = [&](const char* value) { return a == value || b == value; };
+  const auto either = [&](std::string_view value) { return a == value || b == value; };
   const bool narrow = either("stored gradients bf16");
   const bool hybrid = either("mesh hybrid") || either("mesh hybrid, optimizer sharded");
   if (narrow && (hybrid || either("main weights on the host"))) return true;

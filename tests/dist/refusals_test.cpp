@@ -14,7 +14,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::refusals_test {
 namespace {
 
 using Pair = std::pair<std::string, std::string>;  // the first two columns
@@ -153,4 +153,4 @@ TEST(Refusals, Case22ABf16WireOverALibrarysCollectivesNamesBoth) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::refusals_test

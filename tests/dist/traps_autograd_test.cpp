@@ -10,7 +10,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::traps_autograd_test {
 namespace {
 
 using device::OperationKind;
@@ -277,4 +277,4 @@ TEST_P(TrapAutograd, AWeightIsStillReadAfterItsGradientIsComplete) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::traps_autograd_test

@@ -6,7 +6,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::traps_misuse_test {
 namespace {
 
 constexpr int64_t kDim = 8;
@@ -164,4 +164,4 @@ TEST_P(TrapMisuse, Case33ADeepCopyIsAClearErrorOrAWholeModule) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::traps_misuse_test

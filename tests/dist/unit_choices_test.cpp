@@ -18,7 +18,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::unit_choices_test {
 namespace {
 
 using device::OperationKind;
@@ -324,4 +324,4 @@ TEST(UnitChoices, Case22WhatAUnitCannotHaveNamesTheUnit) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::unit_choices_test

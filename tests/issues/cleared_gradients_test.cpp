@@ -6,7 +6,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/row_model.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::cleared_gradients_test {
 namespace {
 
 constexpr int kRanks = 2;
@@ -198,4 +198,4 @@ TEST(ClearedGradients, OfAWindowThatWasGivenUpAreComplete) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::cleared_gradients_test

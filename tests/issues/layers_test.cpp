@@ -13,7 +13,7 @@
 #include "tests/support/small_model_ranks.h"
 #include "tests/support/thread_c10d.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::layers_test {
 namespace {
 
 constexpr int kRanks = 2;
@@ -236,4 +236,4 @@ TEST(Layers, ARefusedForwardLeavesAutocastAsItWas) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::layers_test

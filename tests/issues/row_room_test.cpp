@@ -6,7 +6,7 @@
 #include "tests/support/noting_lanes.h"
 #include "tests/support/row_model.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::row_room_test {
 namespace {
 
 constexpr int kRanks = 2;
@@ -137,4 +137,4 @@ TEST(RowRoom, WhereItFailsWhatThereIsStays) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::row_room_test

@@ -6,7 +6,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::slot_room_test {
 namespace {
 
 constexpr int kRanks = 2;
@@ -66,4 +66,4 @@ TEST(SlotRoom, WhereItIsShortTheErrorNamesTheOrder) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::slot_room_test

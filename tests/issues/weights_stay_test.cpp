@@ -5,7 +5,7 @@
 #include "tests/support/hazard_watch.h"
 #include "tests/support/small_model_ranks.h"
 
-namespace fsdpp::test {
+namespace fsdpp::test::weights_stay_test {
 namespace {
 
 // The lanes of a GPU, as far as set-up gets.
@@ -55,4 +55,4 @@ TEST(WeightsStay, NotInAModuleWhoseShardedModelIsGone) {
 }
 
 }  // namespace
-}  // namespace fsdpp::test
+}  // namespace fsdpp::test::weights_stay_test

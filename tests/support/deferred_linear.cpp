@@ -48,12 +48,12 @@ class Linear : public torch::autograd::Function<Linear> {
     at::Tensor result = fresh(sizes);
     const Numbers x(input);
     const Numbers y(result);
-    const Place w(weight);
+    const TensorPlace w(weight);
     std::vector<ByteRange> reads = {x.range(), w.range()};
     const float* b = nullptr;
     if (bias) {
-      b = Place(*bias).data;
-      reads.push_back(Place(*bias).range());
+      b = TensorPlace(*bias).data;
+      reads.push_back(TensorPlace(*bias).range());
     }
     device.run(LaneKind::compute, "linear", {std::move(reads), {y.range()}}, [=, &device] {
       note_read(device, w.data, out * in);
@@ -88,7 +88,7 @@ class Linear : public torch::autograd::Function<Linear> {
     at::Tensor result = fresh(input.sizes());
     const Numbers g(gradient);
     const Numbers to(result);
-    const Place w(weight);
+    const TensorPlace w(weight);
     const int64_t out = weight.size(0);
     const int64_t in = weight.size(1);
     device.run(LaneKind::compute, "input gradient", {{g.range(), w.range()}, {to.range()}}, [=] {

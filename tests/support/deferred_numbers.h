@@ -30,8 +30,8 @@ struct Numbers {
 };
 
 // A weight's numbers lie where they do at the time of issue: its memory comes and goes.
-struct Place {
-  explicit Place(const at::Tensor& tensor)
+struct TensorPlace {
+  explicit TensorPlace(const at::Tensor& tensor)
       : data(static_cast<const float*>(tensor.unsafeGetTensorImpl()->data())), count(tensor.numel()) {}
   [[nodiscard]] ByteRange range() const { return floats(data, count); }
 

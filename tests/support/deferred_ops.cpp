@@ -34,8 +34,8 @@ class Embedding : public torch::autograd::Function<Embedding> {
     sizes.push_back(dim);
     at::Tensor out = fresh(sizes);
     const Numbers to(out);
-    device.run(LaneKind::compute, "embedding", {{Place(weight).range()}, {to.range()}},
-               [=, from = Place(weight)] {
+    device.run(LaneKind::compute, "embedding", {{TensorPlace(weight).range()}, {to.range()}},
+               [=, from = TensorPlace(weight)] {
                  const auto* ids = indices.data_ptr<int64_t>();
                  for (int64_t i = 0; i < indices.numel(); ++i)
                    std::copy_n(from.data + ids[i] * dim, dim, to.data + i * dim);
