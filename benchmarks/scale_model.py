@@ -4,7 +4,8 @@
     .venv/bin/python benchmarks/scale_model.py                 prints benchmarks/scale.md
     .venv/bin/python benchmarks/scale_model.py --write         writes it
 
-Reads benchmarks/scale_measured.json, which scale_measure.py writes on a machine with two GPUs. A step takes
+Reads benchmarks/scale_measured.json, which scale_measure.py writes on a machine with two GPUs, or which holds rows that were measured
+before it was there (machine_from says where its rates come from). A step takes
 
     floor  +  per_gb * GB copied  +  per_added_gb * GB added  +  both ends  +  what finds no room beside compute
 
@@ -108,11 +109,11 @@ def work(shape, ranks, mode=Mode()):
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Of one GPU. Measured, but for the network."""
+    """Of one GPU. Measured as Measured.machine_from says, but for the network."""
 
-    link_gbs: float  # GB/s that copies from peers bring in beside compute
+    link_gbs: float  # GB/s that copies from peers bring in
     copy_us: float  # that a copy takes beside its bytes
-    add_gbs: float  # GB/s that the sum of ranks moves beside compute
+    add_gbs: float  # GB/s that the sum of ranks moves
     nic_gbs: float = 45.0  # assumed: 400 Gb/s per GPU, nine tenths of which arrive
     hop_us: float = 14.0  # assumed of a hop over the network, about what NCCL's own model of its protocol Simple has
     peer_hop_us: float = 3.4  # and over NVLink (NCCL's src/graph/tuning.cc)

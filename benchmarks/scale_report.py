@@ -7,6 +7,7 @@ SHAPE = "4.54b-1"
 LARGE = "8.03b"
 GPUS = (2, 4, 8)
 HOSTS = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
+NOISE = 0.01  # of a measured row
 WAYS = {"hybrid": "replicas, sums between hosts", "parted": "the optimizer sharded over hosts too", "flat": "all sharded over all"}
 
 
@@ -47,6 +48,17 @@ def unseen(fitted):
     return f"No cost of {' and '.join(zero)} shows in these rows: with more GPUs it may." if zero else ""
 
 
+def spread(measured, floor_ms, job):
+    """The lowest and the highest ms predicted for `job`, were one of the measured rows NOISE slower or faster."""
+    observations = [observation[2:] for observation in measured.observations()]
+    found = []
+    for changed in range(len(observations)):
+        for factor in (1 - NOISE, 1 + NOISE):
+            rows = [(floor, what, ms * factor if at == changed else ms) for at, (floor, what, ms) in enumerate(observations)]
+            found.append(fit(rows, measured.machine).step_ms(floor_ms, job, measured.machine))
+    return min(found), max(found)
+
+
 def host_part(measured, fitted: Fit):
     rows = []
     for name in (SHAPE, LARGE):
@@ -55,15 +67,17 @@ def host_part(measured, fitted: Fit):
         for gpus in GPUS:
             job = work(shape, gpus)
             ms = fitted.step_ms(floor, job, measured.machine)
+            lowest, highest = spread(measured, floor, job)
             memory = "" if taken is None else f"{taken_gib(shape, gpus, taken):.1f}"
             rows.append([name, gpus, f"{job.copied_gb:.2f}", gpus - 1, job.reduce_copies, f"{job.added_gb:.2f}", f"{floor:.1f}", f"{ms:.1f}",
-                         f"{ms / floor:.3f}", f"{gpus * shape.tokens() / ms * 1e3:,.0f}", memory])
-    head = ["shape", "GPUs", "GB copied", "copies per gather", "copies of all reduces", "GB added", "floor ms", "ms", "to floor", "tokens/s",
+                         f"{lowest:.0f} to {highest:.0f}", f"{ms / floor:.3f}", f"{gpus * shape.tokens() / ms * 1e3:,.0f}", memory])
+    head = ["shape", "GPUs", "GB copied", "copies per gather", "copies of all reduces", "GB added", "floor ms", "ms", "range", "to floor", "tokens/s",
             "GiB per GPU, AdamW"]
     return f"""## One host
 
 `optim_grads_params`, full weights kept until the next step's, without the optimizer's time. The floor is the fp32 one, measured
-for {", ".join(name for name in measured.rows if "floor-fp32" in measured.rows[name])}, else by its operations.
+for {", ".join(name for name in measured.rows if "floor-fp32" in measured.rows[name])}, else by its operations. *Range*: what would be said were one of the {len(list(measured.observations()))} measured rows {100 * NOISE:.0f} % slower or
+faster, which calls differ by and more; {sum(value > 0 for value in (fitted.per_gb, fitted.per_added_gb, fitted.constant))} numbers are fitted to them.
 
 {table(head, rows)}"""
 

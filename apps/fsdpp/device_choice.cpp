@@ -70,7 +70,7 @@ Place choose_place(DeviceChoice wanted, const comm::Identity& identity, int rank
     return {.note = "there is no GPU that this process can use"};
   }
   // Under another launcher each rank may see its own GPU alone.
-  const bool shared = wanted == DeviceChoice::cuda_shared;
+  const bool shared = wanted == DeviceChoice::cuda_shared && ranks > gpus;
   require(shared || ranks == identity.ranks || ranks <= gpus, "--ranks ", ranks, ": this process can use ",
           gpus, gpus == 1 ? " GPU" : " GPUs", ", and each rank needs one of its own; give --ranks ", gpus,
           ", or --device cpu, or --device cuda-shared (ranks take turns on a GPU: slow)");

@@ -26,6 +26,12 @@ class EnvironmentError : public std::runtime_error {
   bool retryable_;
 };
 
+/// There is not as much memory as was asked for.
+class NoRoomError : public EnvironmentError {
+ public:
+  using EnvironmentError::EnvironmentError;
+};
+
 /// A peer did not do in time what this rank waits for, or its process is gone.
 class PeerError : public EnvironmentError {
  public:

@@ -53,8 +53,9 @@ bool find_sharers(const std::vector<double>& buses, const CudaLaneOptions& optio
   for (std::size_t a = 0; a < buses.size(); ++a) {
     for (std::size_t b = 0; b < a; ++b) {
       if (buses[a] != buses[b]) continue;
-      require(options.share_gpus, "ranks ", b, " and ", a, " both use the GPU at bus ", buses[a],
-              ": give each rank a GPU of its own, or let them share it (share_gpus)");
+      require(options.share_gpus, "ranks ", b, " and ", a,
+              " use one GPU: give each rank a GPU of its own, or let them take turns on it, which is slow "
+              "(CudaLaneOptions::share_gpus, fsdpp train --device cuda-shared)");
       require(options.via != CudaVia::nccl, "ranks ", b, " and ", a,
               " share a GPU, which NCCL does not allow: use peers, or give each rank a GPU of its own");
       return true;

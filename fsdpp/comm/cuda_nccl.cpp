@@ -39,15 +39,17 @@ class NcclLanes final : public LaneTransport {
     for (const auto& group : {gathers_, reduces_}) {
       try {
         group->shutdown();
-      } catch (const std::exception& error) {  // of an operation that failed before, perhaps
-        std::fprintf(stderr, "fsdpp: NCCL's end: %s\n", error.what());
+      } catch (const c10::Error& error) {  // of an operation that failed before, perhaps
+        say_end(error.what_without_backtrace());
+      } catch (const std::exception& error) {
+        say_end(error.what());
       }
     }
   }
 
   std::shared_ptr<PeerMemory> allocate(std::size_t bytes, const std::string& purpose) override {
     require(bytes > 0, "an allocation of 0 bytes for ", purpose, " was asked for, expected at least 1");
-    device::Memory own = device::cuda_memory(bytes, purpose, nullptr);
+    device::Memory own = device::take_cuda_memory(bytes, purpose, nullptr);
     std::vector<std::byte*> bases(static_cast<std::size_t>(group_.ranks()), nullptr);
     bases[static_cast<std::size_t>(group_.rank())] = own.data();
     return std::make_shared<OwnMemory>(std::move(bases), std::move(own));
@@ -66,6 +68,10 @@ class NcclLanes final : public LaneTransport {
   [[nodiscard]] int gpu() const noexcept override { return gpu_; }
 
  private:
+  void say_end(const char* what) const {
+    std::fprintf(stderr, "fsdpp: rank %d: the end of NCCL's group %s: %s\n", group_.rank(), name_.c_str(),
+                 what);
+  }
   // One for each direction, so that a gather may overlap a reduce.
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> communicator(const std::string& purpose) {
     auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);

@@ -56,10 +56,9 @@ class CudaPeerLanes final : public LaneTransport {
       std::size_t free = 0;
       std::size_t total = 0;
       FSDPP_CUDA(cudaMemGetInfo(&free, &total));
-      throw EnvironmentError(text("no room for ", human_bytes(count), " of ", purpose, " on GPU ", gpu_, ": ",
-                                  human_bytes(static_cast<int64_t>(free)), " are free (",
-                                  error.what_without_backtrace(),
-                                  "); use more ranks, a smaller model or batch"));
+      throw NoRoomError(text("no room for ", human_bytes(count), " of ", purpose, " on GPU ", gpu_, ": ",
+                             human_bytes(static_cast<int64_t>(free)), " are free (",
+                             error.what_without_backtrace(), "); use more ranks, a smaller model or batch"));
     }
     FSDPP_CUDA(cudaMemset(own.data_ptr(), 0, bytes));
     FSDPP_CUDA(cudaDeviceSynchronize());

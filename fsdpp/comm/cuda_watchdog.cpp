@@ -41,7 +41,15 @@ CudaWatchdog::~CudaWatchdog() {
 
 uint32_t* CudaWatchdog::expect(int rank, int channel, bool captured) {
   const std::lock_guard lock(mutex_);
-  if (captured && captured_ == kCaptured) return nullptr;
+  if (captured && captured_ == kCaptured) {
+    if (!std::exchange(said_, true))
+      std::fprintf(
+          stderr,
+          "fsdpp: graphs have captured %zu waits for other ranks, and further ones are not watched: there a "
+          "lost rank is waited for without end; capture fewer graphs\n",
+          kCaptured);
+    return nullptr;
+  }
   const std::size_t index = captured ? kEager + captured_++ : eager_++ % kEager;
   waits_[index] = {rank, channel};
   return words_ + index;

@@ -32,7 +32,8 @@ class CudaWatchdog {
 
   /// The word in which a wait for `rank` on `channel` shows that it stands: the number that it waits for,
   /// else 0. `captured`: a graph's wait, which comes again and again and keeps its word; another's word
-  /// serves a later wait. Null when graphs have used up all there are: such a wait is not watched.
+  /// serves a later wait. Null when graphs have used up all there are: such a wait is not watched, which is
+  /// said on standard error, once.
   [[nodiscard]] uint32_t* expect(int rank, int channel, bool captured);
 
  private:
@@ -59,6 +60,7 @@ class CudaWatchdog {
   std::vector<Wait> waits_;  // of the words
   std::size_t eager_ = 0;    // so far
   std::size_t captured_ = 0;
+  bool said_ = false;  // that there are no more words
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

@@ -40,13 +40,13 @@ class CudaDevice final : public Device {
   Memory allocate(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger) override {
     if (bytes == 0) return {};
     const c10::cuda::CUDAGuard guard(place());
-    return cuda_memory(bytes, std::move(purpose), std::move(ledger));
+    return take_cuda_memory(bytes, std::move(purpose), std::move(ledger));
   }
 
   Memory allocate_on_host(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger) override {
     if (bytes == 0) return {};
     const c10::cuda::CUDAGuard guard(place());
-    return pinned_memory(bytes, std::move(purpose), std::move(ledger));
+    return take_pinned_memory(bytes, std::move(purpose), std::move(ledger));
   }
 
   void stay_near() override {

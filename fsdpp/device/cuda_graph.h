@@ -10,7 +10,7 @@ namespace fsdpp::device {
 /// Every rank captures the same step. Before it, run a few steps as usual, so that plans, tables and kernels
 /// are there; the last of them ends with an optimizer's step (or another publication), so that the captured
 /// one gathers. Inputs are read from the memory that the captured step read. Between replays nothing of the
-/// model may run but what reads results. The waits of a captured step have no watchdog.
+/// model may run but what reads results. Its waits are watched as those of eager steps are.
 class CudaStepGraph {
  public:
   /// Runs `step` once, enqueueing nothing, on the stream that is current, which must not be the default one

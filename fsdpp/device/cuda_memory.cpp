@@ -20,7 +20,7 @@ void free_device_memory(std::byte* data, std::size_t) noexcept {
   static_cast<void>(cudaFree(data));
 }
 
-std::byte* take_device_memory(std::size_t bytes, const std::string& purpose) {
+std::byte* allocate_on_device(std::size_t bytes, const std::string& purpose) {
   void* data = nullptr;
   if (cudaMalloc(&data, bytes) == cudaSuccess) return static_cast<std::byte*>(data);
   cudaGetLastError();
@@ -30,27 +30,26 @@ std::byte* take_device_memory(std::size_t bytes, const std::string& purpose) {
   std::size_t free = 0;
   std::size_t total = 0;
   FSDPP_CUDA(cudaMemGetInfo(&free, &total));
-  throw EnvironmentError(text("no room for ", human_bytes(static_cast<int64_t>(bytes)), " of ", purpose,
-                              " on the GPU: ", human_bytes(static_cast<int64_t>(free)), " of ",
-                              human_bytes(static_cast<int64_t>(total)),
-                              " are free; use more ranks, a smaller model or batch"));
+  throw NoRoomError(text("no room for ", human_bytes(static_cast<int64_t>(bytes)), " of ", purpose,
+                         " on the GPU: ", human_bytes(static_cast<int64_t>(free)), " of ",
+                         human_bytes(static_cast<int64_t>(total)),
+                         " are free; use more ranks, a smaller model or batch"));
 }
 
 void free_pinned_memory(std::byte* data, std::size_t) noexcept { static_cast<void>(cudaFreeHost(data)); }
 
-std::byte* take_pinned_memory(std::size_t bytes, const std::string& purpose) {
+std::byte* allocate_pinned(std::size_t bytes, const std::string& purpose) {
   void* data = nullptr;
   if (cudaHostAlloc(&data, bytes, cudaHostAllocDefault) == cudaSuccess) return static_cast<std::byte*>(data);
   cudaGetLastError();
-  throw EnvironmentError(text("no room for ", human_bytes(static_cast<int64_t>(bytes)),
-                              " of pinned memory for ", purpose,
-                              "; raise the limit of locked memory, or use more ranks"));
+  throw NoRoomError(text("no room for ", human_bytes(static_cast<int64_t>(bytes)), " of pinned memory for ",
+                         purpose, "; raise the limit of locked memory, or use more ranks"));
 }
 
 }  // namespace
 
-Memory cuda_memory(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger) {
-  std::byte* data = take_device_memory(bytes, purpose);
+Memory take_cuda_memory(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger) {
+  std::byte* data = allocate_on_device(bytes, purpose);
   Memory memory(data, bytes, free_device_memory, std::move(purpose), std::move(ledger));
   const cudaStream_t stream = c10::cuda::getStreamFromPool().stream();
   FSDPP_CUDA(cudaMemsetAsync(data, 0, bytes, stream));
@@ -58,8 +57,8 @@ Memory cuda_memory(std::size_t bytes, std::string purpose, std::shared_ptr<Ledge
   return memory;
 }
 
-Memory pinned_memory(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger) {
-  std::byte* data = take_pinned_memory(bytes, purpose);
+Memory take_pinned_memory(std::size_t bytes, std::string purpose, std::shared_ptr<Ledger> ledger) {
+  std::byte* data = allocate_pinned(bytes, purpose);
   std::memset(data, 0, bytes);
   return {data, bytes, free_pinned_memory, std::move(purpose), std::move(ledger)};
 }

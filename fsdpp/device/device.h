@@ -80,8 +80,8 @@ class Device {
   [[nodiscard]] virtual int gpu() const noexcept { return -1; }
   /// True when an operation is over as soon as its verb returns: what it wrote can be read by the host.
   [[nodiscard]] virtual bool runs_inline() const noexcept { return false; }
-  /// Zero-filled memory that the lanes can address; none for 0 bytes. Throws EnvironmentError, naming purpose
-  /// and bytes, when there is no room.
+  /// Zero-filled memory that the lanes can address; none for 0 bytes. Throws NoRoomError, naming purpose and
+  /// bytes, when there is no room.
   [[nodiscard]] virtual Memory allocate(std::size_t bytes, std::string purpose,
                                         std::shared_ptr<Ledger> ledger);
   /// Zero-filled memory of the host that the lanes copy from and to without the host (pinned where they are a

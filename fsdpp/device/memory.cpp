@@ -21,9 +21,8 @@ namespace {
 void* map_pages(std::size_t bytes, int protection, int flags, const std::string& purpose) {
   void* address = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
   if (address == MAP_FAILED) {
-    throw EnvironmentError(text("no room for ", human_bytes(static_cast<int64_t>(bytes)), " of ", purpose,
-                                ": ", std::strerror(errno),
-                                "; use more ranks, a smaller model, or a larger machine"));
+    throw NoRoomError(text("no room for ", human_bytes(static_cast<int64_t>(bytes)), " of ", purpose, ": ",
+                           std::strerror(errno), "; use more ranks, a smaller model, or a larger machine"));
   }
   return address;
 }

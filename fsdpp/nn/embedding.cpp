@@ -23,8 +23,10 @@ constexpr int64_t kNoPadding = -1;
 void add_rows_on_gpu(const GradSink& sink, const at::Tensor& indices, const at::Tensor& rows) {
   at::Tensor view = sink.view;
   if (sink.mode == GradSink::Mode::overwrite) view.zero_();
-  const at::Tensor given = rows.contiguous();
-  const auto [sorted, order] = at::sort(indices, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const bool wider = rows.scalar_type() == at::kDouble;
+  const at::Tensor given = (wider ? rows.to(at::kFloat) : rows).contiguous();
+  const auto [sorted, order] =
+      at::sort(indices.to(at::kLong), /*stable=*/true, /*dim=*/0, /*descending=*/false);
   device::RowGradients gradients{
       .ranks = 1, .dim = view.size(1), .element = runtime::element_of(given.scalar_type())};
   gradients.gradients[0] = given.const_data_ptr();
@@ -49,7 +51,8 @@ void add_rows(const GradSink& sink, const at::Tensor& indices, const at::Tensor&
     view.index_add_(0, indices, wide);
     return;
   }
-  // A sink in bf16: of sums in fp32. index_add_ on a GPU adds in any order; the dense backward sorts.
+  // A sink in bf16 gets sums in fp32. index_add_ on a GPU adds in any order; the dense backward sorts, as it
+  // does for an fp32 sink on a GPU where no device of ours has provided kernels.
   const at::Tensor dense = at::embedding_dense_backward(wide, indices, view.size(0), kNoPadding, false);
   if (sink.mode == GradSink::Mode::overwrite) {
     view.copy_(dense);

@@ -10,8 +10,9 @@ namespace fsdpp::nn {
 
 /// Rows of weight [vocabulary, dim] at indices [...] (int64): [..., dim].
 ///
-/// When the weight is sharded its gradient is summed straight into an fp32 gradient slot (one in bf16 gets a
-/// sum made in fp32 beside it); else as at::embedding.
+/// When the weight is sharded its gradient is summed straight into an fp32 gradient slot; one in bf16 gets a
+/// sum made in fp32 beside it, and so does an own gradient (runtime/own_gradients.h) on a GPU for which no
+/// device was made. Else as at::embedding.
 [[nodiscard]] at::Tensor fused_embedding(const at::Tensor& weight, const at::Tensor& indices);
 
 /// An embedding table with a fused gradient. Parameter: weight [vocabulary, dim], normal with `deviation`,

@@ -13,11 +13,12 @@ void SpilledSlot::take(device::Device& device, const ParameterGroup& group,
   try {
     memory_ = device.allocate(static_cast<std::size_t>(group.slot_bytes()), "gradients beside the plan",
                               std::move(ledger));
-  } catch (const EnvironmentError& error) {
-    throw EnvironmentError(text(error.what(), ". It is for the gradient of ", group.name,
-                                ", in whose slot another one lies until it is reduced: slots are planned for "
-                                "the order in which gradients became complete; let that (of backward_dw() "
-                                "too) be the same in every step, then none goes beside the plan"));
+  } catch (const NoRoomError& error) {
+    throw NoRoomError(
+        text(error.what(), ". It is for the gradient of ", group.name,
+             ", whose slot's bytes another one needs before it is reduced: slots are planned for the "
+             "order in which gradients became complete; let that (of backward_dw() too) be the same in "
+             "every step, then none goes beside the plan"));
   }
   device.acquire(LaneKind::compute, "spilled " + group.name, {memory_.data(), memory_.bytes()});
 }

@@ -16,8 +16,7 @@ class SpilledSlot {
   /// Of group.slot_bytes() bytes; nullptr when empty.
   [[nodiscard]] std::byte* data() const noexcept { return memory_.data(); }
 
-  /// The compute lane may write it from here on. Throws EnvironmentError when there is no room, saying how to
-  /// do without it.
+  /// The compute lane may write it from here on. Throws NoRoomError that says how to do without it.
   void take(device::Device& device, const ParameterGroup& group, std::shared_ptr<device::Ledger> ledger);
   /// Empty once the compute lane has run what it was given.
   void drop(device::Device& device, const ParameterGroup& group);

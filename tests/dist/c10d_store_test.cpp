@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "fsdpp/base/error.h"
+#include "fsdpp/base/interrupt.h"
 #include "fsdpp/comm/c10d_store.h"
 #include "fsdpp/comm/connect.h"
 #include "tests/dist/gates.h"
@@ -43,7 +45,7 @@ TEST(C10dStore, RanksReadWhatOthersWroteAndPartsAreApart) {
   });
 }
 
-// Two parts of one name are two groups, which share a store; ranks may have opened others before.
+// Two parts of one name are two groups, which share a store.
 TEST(C10dStore, EveryGroupHasAName) {
   std::mutex mutex;
   std::map<std::string, int> seen;
@@ -82,8 +84,6 @@ TEST(C10dStore, TheRankThatServesItLeavesLast) {
     EXPECT_TRUE(store->has_left(0));
     EXPECT_FALSE(store->has_left(group.rank()));
     EXPECT_EQ(asked(*store, "key"), "yes");
-    if (group.rank() == 2) return;  // one by its destructor, one because its thread ends
-    store.reset();
   });
   EXPECT_TRUE(left);
 }
@@ -135,6 +135,32 @@ TEST(C10dStore, ARankThatFailsByItselfWaitsForNobody) {
     }
     EXPECT_LT(since(begin), kLong / 2);
   });
+}
+
+// An interrupt goes by as an exception too, but every rank hears it and leaves.
+TEST(C10dStore, WhenAllAreInterruptedTheRankThatServesItStillLeavesLast) {
+  std::atomic<long> serving{0};
+  std::atomic<bool> left{false};
+  run_thread_ranks(2, [&](PeerGroup& group) {
+    auto store = std::make_unique<C10dStore>(group, kLong);
+    group.barrier();
+    if (group.rank() == 1) {
+      until_asleep(serving);
+      EXPECT_FALSE(left);
+      store.reset();
+      return;
+    }
+    request_interrupt();
+    try {
+      const auto own = std::move(store);
+      serving = own_tid();
+      throw Interrupted("stopped");
+    } catch (const Interrupted&) {
+      left = true;
+    }
+  });
+  request_interrupt(false);
+  EXPECT_TRUE(left);
 }
 
 }  // namespace

@@ -68,14 +68,14 @@ def gpus():
     return int(answer.stdout) if answer.returncode == 0 else 0
 
 
-def need(ranks=2):
+def need(ranks):
     """Skips the test that calls it unless there are GPUs for `ranks` ranks, which may share them as tests/gpu/gpu_ranks.h says,
     and the program."""
     if not GPU_PROGRAM.exists():
         pytest.skip(f"no {GPU_PROGRAM.relative_to(ROOT)}: built only where there is a CUDA toolkit")
     shared = int(os.environ.get("FSDPP_TEST_SHARED_RANKS", 2))
     if gpus() < 1 or ranks > max(gpus(), shared):
-        pytest.skip(f"needs {ranks} GPUs, there are {gpus()}")
+        pytest.skip(f"needs {ranks} GPUs, there are {gpus()}; FSDPP_TEST_SHARED_RANKS={ranks} shares them, where there are some")
 
 
 def device(ranks):
@@ -128,7 +128,7 @@ class Trained:
 @pytest.fixture(scope="module")
 def on_cpus(text, tmp_path_factory):
     """What the same steps give on CPUs in fp32."""
-    need()
+    need(1)
     ranks = max(count for count in (1, 2, 4, 8) if count <= (os.cpu_count() or 1))
     return Trained(tmp_path_factory.mktemp("cpu"), text, ["--device", "cpu", "--ranks", ranks])
 
@@ -170,7 +170,7 @@ def test_two_ranks_learn_the_same_as_one(on_gpus):
 
 
 def test_in_fp32_the_losses_are_those_of_cpus(on_cpus, text, tmp_path):
-    need()
+    need(1)
     trained = Trained(tmp_path, text, ["--device", "cuda"], sharding__model_dtype="fp32")
     assert "a GPU per rank, fp32, lanes through " in trained.out
     assert trained.losses[:10] == pytest.approx(on_cpus.losses[:10], rel=2e-4)
@@ -179,7 +179,7 @@ def test_in_fp32_the_losses_are_those_of_cpus(on_cpus, text, tmp_path):
 
 
 def test_the_same_command_gives_the_same_bits(text, tmp_path):
-    need()
+    need(2)
     again = Trained(tmp_path, text, on_device(2), train__steps=20, train__warmup_steps=10)
     other = Trained(tmp_path, text, on_device(2), train__steps=20, train__warmup_steps=10)
     assert again.losses == other.losses and again.norms == other.norms
@@ -188,7 +188,7 @@ def test_the_same_command_gives_the_same_bits(text, tmp_path):
 
 @pytest.mark.parametrize("extra", VARIANTS, ids=lambda extra: next(iter(extra)))
 def test_variants_begin_the_same(text, tmp_path, extra):
-    need()
+    need(2)
     values = {"train__steps": 20, "train__warmup_steps": 10, "sample__bytes": 20} | extra
     alone = {name: value for name, value in values.items() if name not in OF_SEVERAL_RANKS}
     one = Trained(tmp_path, text, ["--device", "cuda"], **alone)
@@ -209,7 +209,7 @@ def test_meshes_of_more_ranks_begin_the_same(text, tmp_path, count, extra):
 
 def test_gpus_are_found_by_themselves(text, tmp_path):
     """Also from the program for CPUs, which the one for GPUs takes the place of."""
-    need()
+    need(1)
     few = {"train__steps": 4, "train__warmup_steps": 0, "sample__bytes": 10}
     for program in (FOLDER / "fsdpp", GPU_PROGRAM):
         if program.exists():
@@ -220,7 +220,7 @@ def test_gpus_are_found_by_themselves(text, tmp_path):
 
 
 def test_under_torchrun(text, tmp_path):
-    need()
+    need(2)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
     few = {"train__steps": 20, "train__warmup_steps": 10}
     launched = Trained(tmp_path, text, ["--device", device(2)], launcher=launcher, **few)
@@ -230,7 +230,7 @@ def test_under_torchrun(text, tmp_path):
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])
 def test_more_ranks_than_gpus(text, tmp_path, name):
-    need()
+    need(1)
     ranks = gpus() + 1
     values = TINY | {"data.text": text, "data.cache": tmp_path / "tokens", "train.batch": 2 * ranks, "device": name}
     result = run(["train", *options(values), "--ranks", str(ranks)], libraries(), program=GPU_PROGRAM)
@@ -245,7 +245,7 @@ def test_more_ranks_than_gpus(text, tmp_path, name):
 @pytest.fixture
 def endless(tmp_path):
     """An endless run of two ranks, caught in its steps: (job, {rank: pid})."""
-    need()
+    need(2)
     metrics = tmp_path / "metrics.jsonl"
 
     def start(log_every):

@@ -20,7 +20,7 @@ class FullDevice final : public device::Device {
   [[nodiscard]] bool runs_inline() const noexcept override { return true; }
   [[nodiscard]] device::Memory allocate(std::size_t bytes, std::string purpose,
                                         std::shared_ptr<device::Ledger> ledger) override {
-    if (full_) throw EnvironmentError("no room for " + purpose);
+    if (full_) throw NoRoomError("no room for " + purpose);
     return Device::allocate(bytes, std::move(purpose), std::move(ledger));
   }
 
@@ -55,12 +55,12 @@ TEST(SlotRoom, WhereItIsShortTheErrorNamesTheOrder) {
     group.barrier();
     full = true;
     backward(4);
-    const std::string message = thrown_text<EnvironmentError>([&] {
+    const std::string message = thrown_text<NoRoomError>([&] {
       for (auto block = net->blocks.rbegin(); block != net->blocks.rend(); ++block)
         model->backward_dw(**block);
     });
     expect_in(message, "no room for gradients beside the plan");
-    expect_in(message, "gradient of ");
+    expect_in(message, "gradient of block5, whose slot");
     expect_in(message, "be the same in every step");
   });
 }

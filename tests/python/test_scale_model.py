@@ -158,6 +158,16 @@ def test_the_report_has_every_table():
     assert all(math.isfinite(float(cell)) for line in text.splitlines() if line.startswith("| 1024") for cell in line.split("|")[1:-1])
 
 
+def test_the_range_holds_what_is_said_and_grows_with_the_noise(monkeypatch):
+    known = measured(Fit(0.4, 0.6, 2.0))
+    job = work(SHAPE, 8)
+    said = Fit(0.4, 0.6, 2.0).step_ms(190.0, job, MACHINE)
+    lowest, highest = scale_report.spread(known, 190.0, job)
+    assert lowest < said < highest
+    monkeypatch.setattr(scale_report, "NOISE", 0.02)
+    assert scale_report.spread(known, 190.0, job)[1] > highest
+
+
 def test_what_the_bound_held_at_0_is_said():
     assert "No cost of sums shows in these rows" in scale_report.report(measured(Fit(0.4, 0.0, 2.0)))
     assert "No cost of" not in scale_report.report(measured(Fit(0.4, 0.6, 2.0)))
